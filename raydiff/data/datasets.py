@@ -4,8 +4,6 @@ Clients hold `train`; `validation` chooses checkpoints; `calibration` sets attac
 numbers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
@@ -158,8 +156,7 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
     own = {"public": 0} if config.public_from is not None else {}
     sizes = {split: getattr(config, split) for split in SPLITS} | own
     name = repr(config.name)
-    seed = config.split_seed
-    rows = cut(source.labels, source.own_test, public=source.public, sizes=sizes, seed=seed, name=name)
+    rows = cut(source.labels, source.own_test, public=source.public, sizes=sizes, seed=config.split_seed, name=name)
     splits = source.records(rows, config)
     notes = describe_conversion(config, rows, splits)
     if len(present := source.labels[:, 0].unique()) < 2:
@@ -206,6 +203,8 @@ def _check_classes(source: Source, public: Records) -> None:
         unseen += [f"the {column} {source.names[k][value]!r}" for value in values]
     if unseen:
         more = f" or {len(unseen) - MOST_KINDS} others" if len(unseen) > MOST_KINDS else ""
-        none = f"none of the {len(public)} public records has {', '.join(unseen[:MOST_KINDS])}{more}"
-        remedy = "raise data.public, declare the classes that records have (ClassLabel), or set data.fitted_on to all"
-        raise ValueError(f"{none} of {source.says}: {remedy} (epsilon is then inf)")
+        raise ValueError(
+            f"none of the {len(public)} public records has {', '.join(unseen[:MOST_KINDS])}{more} of {source.says}: "
+            "raise data.public, declare the classes that records have (ClassLabel), or set data.fitted_on to all "
+            "(epsilon is then inf)"
+        )

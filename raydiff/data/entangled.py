@@ -4,8 +4,6 @@ The weights are those on the base distributions (arXiv 2410.12530, Definition 1,
 clients.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Folders of pictures: class/picture.png, or this below train and test, also in an outer folder."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -67,8 +65,10 @@ def _of_classes(parts: Sequence[Path]) -> list[Path]:
     """The pictures of all class folders, ordered by file name."""
     classes = [path for part in parts for path in _folders(part)]
     for deeper in (folder for path in classes for folder in _folders(path)):
-        wanted = "class/picture, or train/class/picture and test/class/picture"
-        raise ValueError(f"{deeper.parent} holds the folder {deeper.name}, but pictures must lie as {wanted}")
+        raise ValueError(
+            f"{deeper.parent} holds the folder {deeper.name}, but pictures must lie as class/picture, or "
+            "train/class/picture and test/class/picture"
+        )
     return sorted((file for path in classes for file in _picture_files(path)), key=lambda file: file.name)
 
 

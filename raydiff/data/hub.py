@@ -1,7 +1,5 @@
 """The Hugging Face hub: repositories downloaded once, then read locally. The only home of huggingface_hub."""
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 import re

@@ -51,7 +51,7 @@ class Modality(ABC):
     name: str
     """The word for messages: pictures, rows."""
     measures: tuple[str, ...]
-    """Metrics (`evaluation_settings.METRICS`) of such samples, in the order in which they are measured."""
+    """Metrics (`evaluation.metrics.METRICS`) of such samples, in the order in which they are measured."""
     attacks: tuple[str, ...] = ()
     """What can be attacked or audited of such samples: denoisers, rows, audit."""
     is_shown: bool = False
@@ -215,8 +215,10 @@ class TableRows(Modality):
 
     def configure(self, model: Any, shape: Sequence[int], labels: tuple[int, ...]) -> Any:
         if not hasattr(model, "for_table"):
-            of_rows = "discretediffusion (the method marginals has a model of rows by itself)"
-            raise ValueError(f"the data are a table: method.model must be {of_rows}")
+            raise ValueError(
+                "the data are a table: method.model must be discretediffusion (the method marginals has a model of "
+                "rows by itself)"
+            )
         return model.for_table(tuple(len(column.categories) for column in self.mapping.columns), labels)
 
     def labels_to_sample(self, own: Records, reference: Records) -> Tensor:
@@ -239,8 +241,10 @@ class TableRows(Modality):
         drawn = {c.name: c.kind for c in self.mapping.columns} if numbers == "drawn" else {}
         kinds = {c.name: drawn.get(c.name, "text").replace("duration", "number") for c in self.mapping.decoded}
         types = shlex.join([f"{name}={kind}" for name, kind in kinds.items()])  # durations in seconds
-        how = f"--data.bins {bins} --data.types {types} --data.csv.missing ''"  # only empty cells
-        return f"--data.name {shlex.quote(str(folder / rows_file.FILE))} --data.labels {shlex.quote(label)} {how}"
+        return (  # only empty cells are missing
+            f"--data.name {shlex.quote(str(folder / rows_file.FILE))} --data.labels {shlex.quote(label)} --data.bins "
+            f"{bins} --data.types {types} --data.csv.missing ''"
+        )
 
     def save(self, folder: Path) -> None:
         self.mapping.save(folder / MAPPING)

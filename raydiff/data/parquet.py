@@ -4,8 +4,6 @@ The picture column is `image` or `img` (encoded bytes, or a struct with a field 
 booleans. The values of integers are their names, unless the schema's `huggingface` metadata names 0, 1, ....
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -121,8 +119,7 @@ def _column(path: Path, columns: Sequence[str], names: Sequence[str]) -> str:
 def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...] | None:
     """Class names from the schema's Hugging Face metadata, if any."""
     try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
-        return tuple(str(name) for name in features[label]["names"])
+        return tuple(str(name) for name in json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"])
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -143,8 +140,10 @@ def _encode_labels(files: Sequence[_File], place: int) -> tuple[Tensor, tuple[st
     encoded = column.dictionary_encode().combine_chunks()
     values = encoded.dictionary.to_pylist()
     if len(values) > MOST_VALUES:
-        what = f"the label column {files[0].columns[place]!r} of {files[0].path} has {len(values):,} values"
-        raise ValueError(f"{what}, but at most {MOST_VALUES:,} classes can be learnt: name another by data.labels")
+        raise ValueError(
+            f"the label column {files[0].columns[place]!r} of {files[0].path} has {len(values):,} values, but at "
+            f"most {MOST_VALUES:,} classes can be learnt: name another by data.labels"
+        )
     order = sorted(range(len(values)), key=values.__getitem__)
     return torch.from_numpy(np.argsort(order)[encoded.indices.to_numpy()]), tuple(str(values[i]) for i in order)
 

@@ -4,8 +4,6 @@
 that count records by class, so that another label of one record moves others, have labels public by declaration.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -138,11 +136,11 @@ class Dirichlet(Partition):
             owners = self._draw(labels[:, 0], order, clients, rng)
             if owners.bincount(minlength=clients).min() >= least:
                 return owners
-        few = f"fewer than {least} of {len(labels)} records for {clients} clients"
         again = "lower partition.least" if self.least else "set partition.least to 1 (labels are then public)"
-        remedy = f"{again}, raise partition.alpha ({self.alpha:g}), lower clients or raise data.train"
         raise ValueError(
-            f"a client would get {few} in {draws} draw{'s' * (draws > 1)} of a Dirichlet partition: {remedy}"
+            f"a client would get fewer than {least} of {len(labels)} records for {clients} clients in {draws} "
+            f"draw{'s' * (draws > 1)} of a Dirichlet partition: {again}, raise partition.alpha ({self.alpha:g}), "
+            "lower clients or raise data.train"
         )
 
     def _draw(self, classes: Tensor, order: Tensor, clients: int, rng: torch.Generator) -> Tensor:
@@ -159,8 +157,7 @@ class Dirichlet(Partition):
                 if self.balanced:
                     weights = weights.masked_fill(held * clients >= len(classes), -torch.inf)
                 mine = classes == c
-                ends = weights.softmax(0).cumsum(0)
-                owners[mine] = torch.searchsorted(ends, place[mine]).clamp_max(clients - 1)
+                owners[mine] = torch.searchsorted(weights.softmax(0).cumsum(0), place[mine]).clamp_max(clients - 1)
                 held += owners[mine].bincount(minlength=clients)
         return owners
 
@@ -188,8 +185,10 @@ class MajorityMinority(Partition):
         """Minority clients of a class get equal numbers, majority clients divide the rest evenly."""
         classes, sizes = labels[:, 0].unique(return_counts=True)
         if clients < 2 or len(classes) < 2:
-            got = f"{clients} clients and {len(classes)} classes"
-            raise ValueError(f"a MajorityMinority partition needs at least 2 clients and 2 classes, got {got}")
+            raise ValueError(
+                f"a MajorityMinority partition needs at least 2 clients and 2 classes, got {clients} clients and "
+                f"{len(classes)} classes"
+            )
         first, _ = clusters(classes.tolist())
         table = torch.empty(len(classes), clients, dtype=torch.int64)
         for k, (c, n) in enumerate(zip(classes.tolist(), sizes.tolist(), strict=True)):
@@ -200,10 +199,11 @@ class MajorityMinority(Partition):
             few = max(1, round(self.ratio * n / (len(majority) + self.ratio * len(minority))))
             few = self.minority or min(few, n // clients)
             if not 1 <= few <= n // clients:
-                what = f"{few} of the {n} records of class {c} ({clients} clients)"
-                fits = "at least 1 and no more than a majority client's"
-                remedy = "lower clients or partition.minority, raise data.train or set partition to iid"
-                raise ValueError(f"a minority client would get {what}, which must be {fits}: {remedy}")
+                raise ValueError(
+                    f"a minority client would get {few} of the {n} records of class {c} ({clients} clients), which "
+                    "must be at least 1 and no more than a majority client's: lower clients or partition.minority, "
+                    "raise data.train or set partition to iid"
+                )
             table[k, minority] = few
             table[k, majority] = _evenly(n - few * len(minority), len(majority))
         return _deal(labels[:, 0], table, torch.randperm(len(labels), generator=rng))
@@ -289,13 +289,17 @@ def partition(records: Records, clients: int, *, how: Partition, rng: torch.Gene
         or owners.dtype != torch.int64
         or not 0 <= owners.min() <= owners.max() < clients
     ):
-        wanted = f"a client 0 .. {clients - 1} for each of {len(records)} records, int64"
-        raise ValueError(f"{type(how).__name__}.assign must return {wanted}")
+        raise ValueError(
+            f"{type(how).__name__}.assign must return a client 0 .. {clients - 1} for each of {len(records)} "
+            "records, int64"
+        )
     parts = [(owners == client).nonzero()[:, 0] for client in range(clients)]
     for client, part in enumerate(parts):
         if not len(part):
-            few = f"{len(records)} records for {clients} clients"
-            raise ValueError(f"client {client} would get no record ({few}): lower clients or raise data.train")
+            raise ValueError(
+                f"client {client} would get no record ({len(records)} records for {clients} clients): lower clients "
+                "or raise data.train"
+            )
     return parts
 
 

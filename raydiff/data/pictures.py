@@ -1,7 +1,5 @@
 """Decoding, conversion and resizing of n pictures to one tensor, of C channels and H x W pixels."""
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -52,8 +50,7 @@ def read_pictures(
     if len(every) >= MANY:
         print(f"reading {len(every):,} pictures ...", file=sys.stderr, flush=True)
     order = every.argsort()
-    pictures = zip(order.tolist(), stored(every[order]), strict=True)
-    images, intact = stack(pictures, len(every), options, top=top)
+    images, intact = stack(zip(order.tolist(), stored(every[order]), strict=True), len(every), options, top=top)
     out = {}
     start = 0
     for split, numbers in rows.items():
@@ -141,9 +138,11 @@ def stack(
             limits.check_fits(f"{count:,} pictures like {where}", 4 * count * pixels.numel(), remedy)
             out = torch.empty(count, *pixels.shape, dtype=pixels.dtype)
         if pixels.shape != out.shape[1:]:
-            says = f"{where} is {form(pixels.shape)}, but {first} is {form(out.shape[1:])}"
-            remedies = "data.size to crop and resize them, or data.colour to grey or rgb to convert them"
-            raise ValueError(f"pictures must have one size and mode: {says} (set {remedies})")
+            raise ValueError(
+                f"pictures must have one size and mode: {where} is {form(pixels.shape)}, but {first} is "
+                f"{form(out.shape[1:])} (set data.size to crop and resize them, or data.colour to grey or rgb to "
+                "convert them)"
+            )
         out[place] = pixels
         intact[place] = True
     if not first:
@@ -169,8 +168,7 @@ def _covered(n: int, size: int) -> Tensor:
     """(size, n) float64: how much of each of n pixels each of `size` pixels covers, in 1 / size of a pixel."""
     start = n * torch.arange(size)[:, None]
     pixel = size * torch.arange(n)
-    overlap = torch.minimum(start + n, pixel + size) - torch.maximum(start, pixel)
-    return overlap.clamp_min(0).double()
+    return (torch.minimum(start + n, pixel + size) - torch.maximum(start, pixel)).clamp_min(0).double()
 
 
 def _pixels(where: str, image: Image.Image, options: PictureOptions, top: int) -> Tensor:
@@ -185,8 +183,10 @@ def _pixels(where: str, image: Image.Image, options: PictureOptions, top: int) -
         except ValueError:
             raise ValueError(f"{where} has the mode {mode}, which is not converted: save it as RGB first") from None
     elif mode not in ("L", "RGB"):
-        remedy = "set data.colour to grey or rgb to convert"
-        raise ValueError(f"{where} has the mode {mode}, but pictures must be L (grey) or RGB: {remedy}")
+        raise ValueError(
+            f"{where} has the mode {mode}, but pictures must be L (grey) or RGB: set data.colour to grey or rgb to "
+            "convert"
+        )
     if options.size is not None and image.width != image.height:
         side = min(image.size)
         left = (image.width - side) // 2

@@ -4,8 +4,6 @@ The first data set's pictures are refused: those of equal pixels after conversio
 copies are not noticed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
@@ -38,16 +36,19 @@ def read_other_records(
     shape = next(iter(read.values())).images.shape[1:]
     ours = splits["train"].images.shape[1:]
     if shape != ours:
-        forms = f"{pictures.form(shape)}, but those of {source.says} are {pictures.form(ours)}"
-        raise ValueError(f"the pictures of {other.says} are {forms}: set data.size and data.colour to make them alike")
+        raise ValueError(
+            f"the pictures of {other.says} are {pictures.form(shape)}, but those of {source.says} are "
+            f"{pictures.form(ours)}: set data.size and data.colour to make them alike"
+        )
     out = {k: Records(r.images, relabelled[r.numbers], r.numbers + len(source.labels)) for k, r in read.items()}
     places = {key: (split, row) for split, records in splits.items() for key, row in _hash_pictures(records)}
     hashed = [pair for records in out.values() for pair in _hash_pictures(records)]
     if copies := [(row, *places[key]) for key, row in hashed if key in places]:
         theirs, split, row = copies[0]
-        example = f"{other.where(theirs - len(source.labels))}, which is {source.where(row)} (split {split})"
-        count = f"{len(copies)} of {len(hashed)} pictures are"
-        raise ValueError(f"{role} must hold no record of the run, but {count}, such as {example}")
+        raise ValueError(
+            f"{role} must hold no record of the run, but {len(copies)} of {len(hashed)} pictures are, such as "
+            f"{other.where(theirs - len(source.labels))}, which is {source.where(row)} (split {split})"
+        )
     return out
 
 
@@ -57,11 +58,13 @@ def public_records(
     """`read_other_records` of `count` random rows of `other`. Raises ValueError also if there are fewer."""
     if count > len(other.labels):
         raise ValueError(f"there are {len(other.labels)} rows in {other.says}, too few for data.public={count}")
-    rows = torch.randperm(len(other.labels), generator=generator(seed, "splits", "public"))
-    chosen = {"public": rows[:count]}
+    chosen = {"public": torch.randperm(len(other.labels), generator=generator(seed, "splits", "public"))[:count]}
     records = read_other_records(other, chosen, source, splits, options, role="public records")
-    notes = pictures.describe_conversion(options, chosen, records)
-    return records["public"], (f"from {other.says}", *other.notes, *notes)
+    return records["public"], (
+        f"from {other.says}",
+        *other.notes,
+        *pictures.describe_conversion(options, chosen, records),
+    )
 
 
 def _relabel(labels: Tensor, rows: Tensor, other: Source, source: Source, role: str) -> Tensor:
@@ -73,8 +76,10 @@ def _relabel(labels: Tensor, rows: Tensor, other: Source, source: Source, role: 
     for k, (theirs, ours) in enumerate(zip(other.names, source.names, strict=True)):
         for value in labels[rows, k].unique().tolist():
             if theirs[value] not in ours:
-                unknown = f"{other.says} has the {other.columns[k]} {theirs[value]!r}"
-                raise ValueError(f"{unknown}, which {source.says} has not: {role} need the same names")
+                raise ValueError(
+                    f"{other.says} has the {other.columns[k]} {theirs[value]!r}, which {source.says} has not: {role} "
+                    "need the same names"
+                )
             out[labels[:, k] == value, k] = ours.index(theirs[value])
     return out
 

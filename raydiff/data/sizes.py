@@ -1,7 +1,5 @@
 """Size limits, checked before data are read: a small file may claim, or unpack to, more than any machine has."""
 
-from __future__ import annotations
-
 import os
 
 MOST_PIXELS = 2**26  # largest picture: 8192 x 8192

@@ -112,8 +112,10 @@ class Source:
         for k, (column, names) in enumerate(zip(self.columns, self.names, strict=True)):
             if len(wrong := used[k][(used[k] < 0) | (used[k] >= len(names))]):
                 where = self.where(int((self.labels[:, k] == wrong[0]).nonzero()[0]))
-                unnamed = f"{where} has the {column} {int(wrong[0])}, but names are of 0 to {len(names) - 1}"
-                raise ValueError(f"{unnamed}: name it, or leave such rows out of the files")
+                raise ValueError(
+                    f"{where} has the {column} {int(wrong[0])}, but names are of 0 to {len(names) - 1}: name it, or "
+                    "leave such rows out of the files"
+                )
         if declared:
             used = [torch.arange(len(names)) for names in self.names]
         kept = torch.stack([torch.isin(self.labels[:, k], values) for k, values in enumerate(used)]).all(0)

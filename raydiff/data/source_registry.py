@@ -1,7 +1,5 @@
 """Data sets by name: an entry of SOURCES, a folder of parquet files or pictures, hub:NAME, a table, or module:name."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import importlib.util
@@ -55,8 +53,7 @@ def source(
         raise ValueError(f"{name} must return a raydiff.data.source.Source, got {type(out).__name__}")
     out = out.select(labels)
     if Path(name).is_dir() and folder != Path(name).resolve():
-        note = f"this is the data set {name}; the folder here is ./{name}"
-        out = dataclasses.replace(out, notes=(*out.notes, note))
+        out = dataclasses.replace(out, notes=(*out.notes, f"this is the data set {name}; the folder here is ./{name}"))
     if name in SOURCES:  # their classes are public
         out = dataclasses.replace(out, fitted_columns=())
     declared = name in SOURCES or (public == 0 and not out.fitted_columns)
@@ -85,8 +82,9 @@ def folder_of(name: str, root: str | None) -> Path | None:
     if is_path(name, root):
         if not (path := Path(name).expanduser()).is_dir():
             hint = f" (a data set of the hub is hub:{name})" if hub.NAME.fullmatch(f"hub:{name}") else ""
-            where = f"so it is a path, but there is no folder {path.absolute()}{hint}"
-            raise ValueError(f"data set {name!r} has a /, {where}")
+            raise ValueError(
+                f"data set {name!r} has a /, so it is a path, but there is no folder {path.absolute()}{hint}"
+            )
         return path.resolve()
     return _below_root(name, root).resolve()
 
@@ -109,8 +107,10 @@ def _below_root(name: str, root: str | None) -> Path:
     root = root or os.environ.get("RAYDIFF_DATA")
     unknown = "" if name in FOLDERS else "unknown "
     if not root:
-        need = "all but digits need a folder of data sets, set RAYDIFF_DATA or data.root"
-        raise ValueError(f"{unknown}data set {name!r}: {need}{_hint(name, ()) if unknown else ''}")
+        raise ValueError(
+            f"{unknown}data set {name!r}: all but digits need a folder of data sets, set RAYDIFF_DATA or "
+            f"data.root{(_hint(name, ()) if unknown else '')}"
+        )
     parent = Path(root).expanduser()
     if not parent.is_dir():
         raise ValueError(f"the folder of data sets (data.root, else RAYDIFF_DATA) does not exist: {root}")
@@ -132,8 +132,7 @@ def files(folder: Path | None, labels: Sequence[str]) -> Source:
     assert folder is not None
     if parquet.files_in(folder):
         return parquet.read_parquet_files(folder, labels)
-    has_pictures = folders.holds_pictures(folder)
-    below = [] if has_pictures else parquet.folders_below(folder)
+    below = [] if folders.holds_pictures(folder) else parquet.folders_below(folder)
     if len(below) > 1:
         raise ValueError(f"{folder} has parquet files in several folders: name {' or '.join(map(str, below))}")
     return parquet.read_parquet_files(below[0], labels) if below else folders.read_class_folders(folder)
@@ -187,8 +186,7 @@ def digits(folder: Path | None, labels: Sequence[str]) -> Source:
         for row in rows.tolist():
             yield f"row {row} of digits", Image.fromarray(pixels[row])
 
-    names = (tuple("0123456789"),)
-    return Source(classes, ("digit",), names, 0, pictures, "scikit-learn's digits", top=16)
+    return Source(classes, ("digit",), (tuple("0123456789"),), 0, pictures, "scikit-learn's digits", top=16)
 
 
 SOURCES: lookup.Door[Callable[[Path | None, Sequence[str]], Source]] = lookup.Door(

@@ -1,7 +1,5 @@
 """Disjoint splits of a source's rows, by place and seed: another label of a record moves no record."""
 
-from __future__ import annotations
-
 from collections.abc import Sized
 
 import torch
@@ -41,8 +39,7 @@ def cut(
 
 def _deal(order: Tensor, sizes: dict[str, int | None], pool: str) -> dict[str, Tensor]:
     """Cut `order` into pieces of these sizes; None: all remaining rows, at least one."""
-    least = {split: 1 if n is None else n for split, n in sizes.items()}
-    if sum(least.values()) > len(order):
+    if sum(1 if n is None else n for n in sizes.values()) > len(order):
         wanted = " + ".join(f"data.{split}{'>=1' if n is None else f'={n}'}" for split, n in sizes.items())
         raise ValueError(f"there are {len(order)} {pool}, too few for {wanted}: lower some of these")
     fixed = [len(order) - sum(n for n in sizes.values() if n is not None) if n is None else n for n in sizes.values()]

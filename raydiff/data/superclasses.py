@@ -1,7 +1,5 @@
 """Superclasses: clients see a record's superclass; its class is a hidden base distribution."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch
@@ -29,8 +27,7 @@ def merge_classes(source: Source, name: str) -> Source:
     classes = source.names[0]
     parents = {fine: place for place, of in enumerate(table.values()) for fine in of}
     if missing := [of[0] for of in table.values() if not set(of) & set(classes)]:
-        what = f"data.superclasses={name} needs the class {missing[0]!r}, which {source.says} has not"
-        raise ValueError(f"{what}")
+        raise ValueError(f"data.superclasses={name} needs the class {missing[0]!r}, which {source.says} has not")
     bases = tuple(fine for fine in classes if fine in parents)
     base_of = torch.tensor([bases.index(fine) if fine in parents else -1 for fine in classes])
     base = base_of[source.labels[:, 0]]

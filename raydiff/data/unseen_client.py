@@ -4,8 +4,6 @@ They are rows of the run in no split, then its validation split, and its test sp
 test rows, else half of its rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -106,8 +104,9 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
     train = _first(rows[places["train"]], choice.records, f"beside those held out ({what}) in {other.says}", usual=None)
     private = {split: records for split, records in dataset.splits.items() if split != "public"}
     chosen = {"new": train, "held out": rows[places["test"]]}
-    role = "a new client's records"
-    read = records_from_elsewhere.read_other_records(other, chosen, source, private, config, role=role)
+    read = records_from_elsewhere.read_other_records(
+        other, chosen, source, private, config, role="a new client's records"
+    )
     says = f"{other.says}; held out: {what}, at most as many as the run's test split has"
     held_out = read["held out"].of_classes(read["new"].labels[:, 0].tolist())
     return UnseenClient(read["new"], held_out, says, (*other.notes, *describe_conversion(config, chosen, read)))

@@ -1,7 +1,5 @@
 """Canaries in a method's own upload: the adversary's view of them, and its ledger."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -103,15 +101,15 @@ def _summed(method: Summed, public: Records | None) -> Subject:
         shape: tuple[int, ...] = (1, 1, len(method.model.counts))
     else:
         shape = method.model.shape
-        one_row = cast(Any, method.model.for_data(method.model.shape, ()))
-        method = replace(method, model=one_row)
+        method = replace(method, model=cast(Any, method.model.for_data(method.model.shape, ())))
     unlabelled = None if public is None else replace(public, labels=public.labels[:, :0])
     first = method.init_server(unlabelled, generator(0))
     bare = replace(method, epsilon=None)
 
     def sent(by: Summed, server: Params, state: Params, e: Tensor, rnd: Round) -> LocalResult:
-        entries = _record(method, first, e)
-        record = Records(entries.view(1, *shape), torch.zeros(1, 0, dtype=torch.int64), torch.arange(1))
+        record = Records(
+            _record(method, first, e).view(1, *shape), torch.zeros(1, 0, dtype=torch.int64), torch.arange(1)
+        )
         if method.relation == "zero_out" and e[0] < 0:  # half of the directions stand for no record
             record = record.select(torch.arange(0))
         return by.local_update(server, state, record, rnd)
@@ -141,8 +139,7 @@ def _summed(method: Summed, public: Records | None) -> Subject:
 def _record(method: Summed, server: Params, e: Tensor) -> Tensor:
     """The entries of a record of direction e (d,): those of e and -e are far apart in the method's sum."""
     if isinstance(method, Marginals):  # values that differ in every column, random ones of a random direction
-        counts = torch.tensor(method.model.counts)
-        return images_of((((e.abs() * 2**20).long() + (e < 0)) % counts)[None])
+        return images_of((((e.abs() * 2**20).long() + (e < 0)) % torch.tensor(method.model.counts))[None])
     cosine = -1.0
     origin = torch.zeros(math.prod(method.model.shape))
     if isinstance(method, Sketch):

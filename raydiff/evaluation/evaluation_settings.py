@@ -1,49 +1,22 @@
-"""Settings of a trial's evaluation, and METRICS, the metrics by name."""
-
-from __future__ import annotations
+"""Settings of a trial's evaluation."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge
 
-from raydiff import lookup
 from raydiff.data.modality import Modality
 from raydiff.evaluation.attacks import targets
+from raydiff.evaluation.metrics import ALL, METRICS, check_metrics
 from raydiff.evaluation.quality import distances, downstream
 from raydiff.evaluation.quality.features import FEATURES
 from raydiff.evaluation.quality.neighbours import NEIGHBOURS
 from raydiff.evaluation.quality.table_fidelity import TV_PAIRS, UTILITY_LOSS
-from raydiff.formats.metric_records import COMPARED, DETAILED, UNBOUNDED, Metric
-from raydiff.lookup import Door
+from raydiff.formats.metric_records import Metric
 from raydiff.settings import Count, Natural, settings
 
 Split = Literal["test", "validation"]
-METRICS: Door[Callable[..., Any]] = Door(
-    "metric",
-    {
-        "accuracy": "raydiff.evaluation.metrics:accuracy",
-        "frechet": "raydiff.evaluation.metrics:frechet_distances",
-        "kernel": "raydiff.evaluation.metrics:kernel_distances",
-        "coverage": "raydiff.evaluation.metrics:sample_coverage",
-        "labels": "raydiff.evaluation.metrics:label_accuracy",
-        "memorization": "raydiff.evaluation.metrics:memorized",
-        "downstream": "raydiff.evaluation.metrics:downstream_accuracy",
-        "table": "raydiff.evaluation.metrics:table_quality",
-        "blackbox": "raydiff.papers.discrete.blackbox:of_rows",
-    },
-)  # in the order in which they are measured
-ALL = "all"  # in `Evaluation.metrics`: every metric of the data's modality
-BY_FEATURES = ("frechet", "kernel", "coverage")  # read in the space of the feature network
-RESERVED = (
-    *("fd_cnn", "kd_cnn", "fid", "kid", "precision", "recall", "density", "coverage", "own_classes", "label_accuracy"),
-    *("memorized_fraction", "downstream", "blackbox", "tv_columns", "tv_pairs", "accuracy", "utility_loss"),
-    *COMPARED,
-    *DETAILED,
-)
-"""Names that no metric of another package may have."""
 
 
 @settings(frozen=True, kw_only=True)
@@ -104,8 +77,7 @@ class Evaluation:
     @property
     def least(self) -> int:
         """Records that half of a measured group's reference needs."""
-        is_frechet = "frechet" in self.metrics or ALL in self.metrics
-        return 5 * self.dim if is_frechet and self.features == "cnn" else 2
+        return 5 * self.dim if ("frechet" in self.metrics or ALL in self.metrics) and self.features == "cnn" else 2
 
     def metrics_of(self, modality: Modality) -> tuple[str, ...]:
         """Return the metrics that are measured of records of this modality, in the order of measuring.
@@ -129,17 +101,3 @@ class Evaluation:
         }
         first = next((ranking[name] for name in ranking if name in names), UTILITY_LOSS)
         return replace(first, split="eval")
-
-
-def check_metrics(names: tuple[str, ...]) -> None:
-    """Raise ValueError unless each is a metric, and those of other packages have a direction and a free name."""
-    found = lookup.entries("metrics", METRICS, [name for name in names if name != ALL])
-    for name in (lookup.bare_name(text) for text in names if lookup.is_outside(text)):
-        metric = found[name]
-        if name in RESERVED:
-            raise ValueError(f"the metric {name} is called like numbers of raydiff's own: give it another name")
-        if not isinstance(getattr(metric, "lower_is_better", None), bool):
-            raise ValueError(f"the metric {name} must have an attribute lower_is_better, True or False")
-        bounds = getattr(metric, "bounds", UNBOUNDED)
-        if not (isinstance(bounds, tuple) and len(bounds) == 2 and bounds[0] < bounds[1]):
-            raise ValueError(f"the metric {name} must have bounds (least, greatest), or none, not {bounds!r}")

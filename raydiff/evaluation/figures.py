@@ -1,7 +1,5 @@
 """Figures of commands, as PNGs: records per client, distances over a training, ROC curves of attacks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -77,8 +75,9 @@ def draw_counts(counts: Tensor, class_names: Sequence[str], path: Path) -> None:
     axes.invert_yaxis()
     axes.set(title=f"records per client and class ({total:,} in all)", xlabel="class", ylabel="client")
     if few_clients:
-        sizes = [f"{m}  ({n:,})" for m, n in enumerate(counts.sum(1).tolist())]
-        axes.set_yticks([m + 0.5 for m in range(clients)], sizes)
+        axes.set_yticks(
+            [m + 0.5 for m in range(clients)], [f"{m}  ({n:,})" for m, n in enumerate(counts.sum(1).tolist())]
+        )
     if few_classes:
         slanted = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if max(map(len, class_names)) > 3 else {}
         axes.set_xticks([k + 0.5 for k in range(classes)], class_names, **slanted)

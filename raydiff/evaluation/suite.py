@@ -17,12 +17,13 @@ from raydiff import lookup, tree
 from raydiff.data.datasets import Dataset
 from raydiff.data.partition import clusters, groups
 from raydiff.data.records import Records, half_counts
-from raydiff.evaluation import metrics
+from raydiff.evaluation import sample_metrics
 from raydiff.evaluation.attacks import targets
-from raydiff.evaluation.evaluation_settings import BY_FEATURES, Evaluation
-from raydiff.evaluation.metrics import BY_SAMPLER, Drawn
+from raydiff.evaluation.evaluation_settings import Evaluation
+from raydiff.evaluation.metrics import BY_FEATURES
 from raydiff.evaluation.quality import downstream, features, inception
 from raydiff.evaluation.quality.features import FEATURES
+from raydiff.evaluation.sample_metrics import BY_SAMPLER, Drawn
 from raydiff.federated.method import Deployed
 from raydiff.formats.metric_records import Metric, columns, mean_metrics
 from raydiff.tree import Params
@@ -59,12 +60,12 @@ class Instruments:
 
         def evaluate(deployed: Deployed, records: Records, rng: torch.Generator) -> ClientReport:
             drawn, by_sampler, shown = self._drawn(deployed, split, records, rng)
-            by_name = metrics.measure(drawn)
+            by_name = sample_metrics.measure(drawn)
             measured = list(itertools.chain.from_iterable(by_name.values()))
             if len(by_sampler) > 1:
                 for sampler, images in by_sampler.items():
                     again = replace(drawn, images=images)
-                    each = by_name if images is drawn.images else metrics.measure(again, by_sampler=True)
+                    each = by_name if images is drawn.images else sample_metrics.measure(again, by_sampler=True)
                     of_sampler = itertools.chain.from_iterable(each.get(name, ()) for name in BY_SAMPLER)
                     beside = [metric for metric in of_sampler if metric.role not in ("floor", "real")]
                     measured += [replace(metric, sampler=sampler, shown="", rank=0) for metric in beside]
@@ -114,8 +115,7 @@ class Instruments:
         return drawn, by_sampler, shown
 
     def _attacked(self, deployed: Deployed, split: str, records: Records, cache: targets.Scores) -> targets.Scores:
-        can_attack = "denoisers" in self.dataset.modality.attacks
-        if split != "test" or self.config.attacks is None or not can_attack:
+        if split != "test" or self.config.attacks is None or "denoisers" not in self.dataset.modality.attacks:
             return {}
         return targets.scores(
             deployed,

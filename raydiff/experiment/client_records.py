@@ -1,7 +1,5 @@
 """Which records belong to which client of a trial, and which are public."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Experiment: the dataclass tree of one trial, and its digest. Experiments are Python (`presets`)."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import re
@@ -83,9 +81,10 @@ class Runtime:
         if self.budget is not None:
             raise ValueError(f"budget needs storage in a folder that all nodes share, got {self.storage!r}")
         if self.client_timeout_s < 4 * ObjectStore.pause_s:
-            beat = f"with a heartbeat every {ObjectStore.pause_s:g} s"
-            least = f"{4 * ObjectStore.pause_s:g} where storage is a bucket, {beat}"
-            raise ValueError(f"client_timeout_s must be at least {least}: got {self.client_timeout_s:g}")
+            raise ValueError(
+                f"client_timeout_s must be at least {4 * ObjectStore.pause_s:g} where storage is a bucket, with a "
+                f"heartbeat every {ObjectStore.pause_s:g} s: got {self.client_timeout_s:g}"
+            )
 
 
 @settings(frozen=True, kw_only=True)

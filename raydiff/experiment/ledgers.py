@@ -1,7 +1,5 @@
 """A trial's privacy ledger, from its files so far, and as planned for all its rounds."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from pathlib import Path

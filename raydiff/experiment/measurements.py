@@ -3,8 +3,6 @@
 They are the ledger's guarantee, overlap of the clients' data, quality of their models, and what attacks learn of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +10,8 @@ from pathlib import Path
 import torch
 
 from raydiff import seeding
-from raydiff.data import datasets, entangled, partition
-from raydiff.evaluation import figures, grids, row_audit, suite
+from raydiff.data import datasets, entangled, grids, partition
+from raydiff.evaluation import figures, row_audit, suite
 from raydiff.evaluation.suite import ClientReport
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
@@ -54,15 +52,15 @@ def of_data(experiment: Experiment, *, together: bool) -> list[Metric]:
     if experiment.audit is None or not isinstance(model, DiscreteDiffusion):
         return overlap
     tables = [train.select(part) for part in parts]
-    measured = imported(f"{row_audit.AUDIT}:measured")(experiment.audit, tables, model, together=together)
-    return [*overlap, *measured]
+    return [*overlap, *imported(f"{row_audit.AUDIT}:measured")(experiment.audit, tables, model, together=together)]
 
 
 def validation(experiment: Experiment, pool: ClientExecutor, progress: Progress) -> list[Metric]:
     """Quality of the clients' models after a round, on the validation split."""
     assert experiment.evaluation is not None
-    measured = pool.clients[: experiment.evaluation.clients]
-    reports = list(pool.evaluate(measured, progress.sent, progress.number, "validation"))
+    reports = list(
+        pool.evaluate(pool.clients[: experiment.evaluation.clients], progress.sent, progress.number, "validation")
+    )
     return [replace(metric, split="validation") for metric in suite.summarise(reports)]
 
 

@@ -126,8 +126,10 @@ def _bound(experiment: Experiment, folder: Path) -> BudgetLog | None:
     public_from = experiment.data.public_from
     other = book if public_from is None else BudgetLog(book.folder.with_name(called(identity(public_from))))
     if other != book and other.begun:
-        why = f"data.public_from is {public_from}, whose records are under the budget in {other.folder}"
-        raise ValueError(f"{_named(experiment, folder)} cannot declare them public: {why}")
+        raise ValueError(
+            f"{_named(experiment, folder)} cannot declare them public: data.public_from is {public_from}, whose "
+            f"records are under the budget in {other.folder}"
+        )
     return book if experiment.runtime.budget or book.begun else None
 
 
@@ -164,9 +166,11 @@ class _State:
         reasons = {_who(folder): budget.refuses(events) for folder, events in early.items()}
         why = {trial: reason for trial, reason in reasons.items() if reason}
         if why:
-            remedy = "give another runtime.storage, or raydiff rm these sweeps if nobody has seen any of it"
-            what = f"{_list_trials(why)}, run before there was one ({min(why.values())})"
-            raise ValueError(f"the budget of {budget} cannot cover {what}: {remedy}")
+            raise ValueError(
+                f"the budget of {budget} cannot cover {_list_trials(why)}, run before there was one "
+                f"({min(why.values())}): give another runtime.storage, or raydiff rm these sweeps if nobody has seen "
+                "any of it"
+            )
         charges = {f: state._record(config.read(f / "config.json"), f, e, whole=False) for f, e in early.items()}
         return replace(state, early=charges)
 

@@ -1,7 +1,5 @@
 """Default settings for a data set by size and shape, and the experiment file with them (docs/how-to/init.md)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

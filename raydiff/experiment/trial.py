@@ -13,8 +13,6 @@
     outcome.json                    finished, stopped, failed or killed; final numbers, guarantee; written last
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import secrets
@@ -173,8 +171,10 @@ def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
     storage = experiment.runtime.storage
     if not path.exists():
         if configured is None and copies.bucket_has_sweep(storage, sweep.name):
-            where = f"the noise secret of {sweep.name} is not on this machine, and never in its bucket"
-            raise ValueError(f"{where}: set {staging.SECRET} to that of the machine where the sweep began")
+            raise ValueError(
+                f"the noise secret of {sweep.name} is not on this machine, and never in its bucket: set "
+                f"{staging.SECRET} to that of the machine where the sweep began"
+            )
         return bytes.fromhex(configured) if configured else secrets.token_bytes(32)
     secret = path.read_bytes()
     if len(secret) < 16:
@@ -232,8 +232,7 @@ def local_executor(trial: Trial) -> LocalExecutor:
     """All clients of the trial in this process."""
     compute(trial.experiment)  # before the feature network is trained
     instruments = make_instruments(trial)
-    clients = make_clients(trial, trial.experiment.everyone)
-    return LocalExecutor(clients, instruments.of_client if instruments else None)
+    return LocalExecutor(make_clients(trial, trial.experiment.everyone), instruments.of_client if instruments else None)
 
 
 def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> Iterator[dict[str, Any]]:

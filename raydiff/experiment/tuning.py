@@ -77,8 +77,9 @@ def _draw(name: str, space: Choices, count: int) -> tuple[Settings, ...]:
     total = math.prod(len(values) for values in space.values())
     if not 1 <= count <= total:
         raise ValueError(f"--trials must be in 1..{total}, the settings that the space of {name} has, got {count}")
-    choices = {key: ("choice", values) for key, values in space.items()}
-    drawn = propose_all(Random(choices, seed=0, stream=("tune", name)))
+    drawn = propose_all(
+        Random({key: ("choice", values) for key, values in space.items()}, seed=0, stream=("tune", name))
+    )
     return tuple(_settings_of(combination) for combination in itertools.islice(drawn, count))
 
 
@@ -95,8 +96,7 @@ def study_of(candidates: Mapping[str, Candidates], *, seeds: Sequence[int]) -> S
     parts = []
     for in_turn in zip(*(its.settings for its in candidates.values()), strict=True):
         for its, settings in zip(candidates.values(), in_turn, strict=True):
-            experiment = overrides.override(its.start, settings)
-            parts.append(Study(experiment=experiment, grid={**its.axes, "seed": seeds}))
+            parts.append(Study(experiment=overrides.override(its.start, settings), grid={**its.axes, "seed": seeds}))
     return replace(parts[0], also=tuple(parts[1:]))
 
 

@@ -1,7 +1,5 @@
 """Student intervals, and their text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -5,8 +5,6 @@ the digest of all bytes before it. It reveals damage, not forgery: who can write
 before it says what the file is of, so that the file of another trial in its place is refused.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Bounds as text, rounded away from what they bound."""
 
-from __future__ import annotations
-
 import decimal
 import math
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from raydiff.evaluation.metrics import LABEL_ACCURACY
+from raydiff.evaluation.sample_metrics import LABEL_ACCURACY
 from raydiff.experiment import config, overrides
 from raydiff.formats.json_files import outcomes
 from raydiff.formats.metric_records import metric_values, read_metrics

@@ -11,7 +11,7 @@ from typing import Any
 from raydiff import lookup, methods
 from raydiff.data import datasets
 from raydiff.evaluation.evaluation_settings import Evaluation
-from raydiff.evaluation.metrics import metric_to_rank_by
+from raydiff.evaluation.sample_metrics import metric_to_rank_by
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.searchers import Search, Space, build_searcher, check_space, is_adaptive, named

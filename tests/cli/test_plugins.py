@@ -18,7 +18,7 @@ import torch
 from mlflow import MlflowClient
 
 from raydiff import lookup, process
-from raydiff.evaluation import metrics
+from raydiff.evaluation import sample_metrics as metrics
 from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.experiment import overrides, trial
 from raydiff.formats.metric_records import columns, read_metrics, select_shown

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from raydiff.data.records import half_counts
 from raydiff.evaluation.quality import distances
-from raydiff.evaluation.quality.distances import frechet, frechet_distances, kernel, kernel_distances
+from raydiff.evaluation.quality.distances import beside_halves, frechet, frechet_distances, kernel, kernel_distances
 from raydiff.formats.metric_records import columns
 from raydiff.seeding import generator
 
@@ -107,9 +107,9 @@ def test_every_distance_is_between_equal_counts_of_the_same_classes(monkeypatch:
     monkeypatch.setattr(distances, "kernel", lambda a, b, rng: (recorded(a, b), 0.25))
     groups = {"major": [0, 1], "minor": [2], "nobody": [9], "single": [3]}
     out = {}
-    for measure in (frechet_distances, kernel_distances):
-        rng = generator(0)
-        out |= columns(measure(samples, sample_classes, reference, classes, groups=groups, features="net", rng=rng))
+    for measure, more in ((frechet_distances, {}), (kernel_distances, {"rng": generator(0)})):
+        beside = beside_halves(samples, sample_classes, reference, classes, groups=groups, rng=generator(0))
+        out |= columns(measure(beside, features="net", **more))
     assert out == {
         f"{kind}_net/{group}{end}": value
         for kind in ("fd", "kd")
@@ -130,9 +130,9 @@ def test_the_split_and_the_floor_do_not_depend_on_the_samples() -> None:
     reference, half = torch.randn(60, 3, generator=rng), torch.arange(30) % 2
 
     def floors(samples: Tensor, seed: int) -> list[float]:
-        out = kernel_distances(
-            samples, half, reference, classes, groups={"a": [0], "b": [1]}, features="x", rng=generator(seed)
-        )
+        again = generator(seed)
+        beside = beside_halves(samples, half, reference, classes, groups={"a": [0], "b": [1]}, rng=again)
+        out = kernel_distances(beside, features="x", rng=again)
         return [metric.value for metric in out if metric.role == "floor"]
 
     first = floors(torch.randn(30, 3, generator=rng), 0)
@@ -144,9 +144,7 @@ def test_the_split_and_the_floor_do_not_depend_on_the_samples() -> None:
 def test_refuses_unequal_counts(sample_classes: list[int]) -> None:
     samples, classes, real = torch.zeros(len(sample_classes), 2), torch.tensor(sample_classes), torch.zeros(8, 2)
     with pytest.raises(ValueError, match="samples must hold 2 of class"):
-        frechet_distances(
-            samples, classes, real, torch.arange(8) // 4, groups={"all": [0, 1]}, features="x", rng=generator(0)
-        )
+        list(beside_halves(samples, classes, real, torch.arange(8) // 4, groups={"all": [0, 1]}, rng=generator(0)))
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from torch import Tensor
 from raydiff.data.datasets import Dataset
 from raydiff.data.records import Records
 from raydiff.evaluation.evaluation_settings import Evaluation
-from raydiff.evaluation.metrics import Drawn, sample_coverage
 from raydiff.evaluation.quality import downstream, features
 from raydiff.evaluation.quality.distances import halves
 from raydiff.evaluation.quality.neighbours import coverage
+from raydiff.evaluation.sample_metrics import Drawn, sample_coverage
 from raydiff.evaluation.suite import Instruments
 from raydiff.federated.method import Deployed
 from raydiff.formats.metric_records import columns

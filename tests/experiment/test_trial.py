@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
+from raydiff.data import grids
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Pooled, UnseenClients
-from raydiff.evaluation import grids
 from raydiff.evaluation import suite as evaluate
 from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.evaluation.suite import Instruments

@@ -17,7 +17,7 @@ from typing import Any
 import raydiff as rd
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Pooled
-from raydiff.evaluation import metrics
+from raydiff.evaluation import sample_metrics
 from raydiff.evaluation.quality.neighbours import memorized_fraction
 from raydiff.experiment import trial
 from raydiff.experiment.overrides import override
@@ -27,7 +27,7 @@ from raydiff.methods.localonly import LocalOnly
 from raydiff.models.networks import MLP
 
 
-def copied(drawn: metrics.Drawn) -> list[Metric]:
+def copied(drawn: sample_metrics.Drawn) -> list[Metric]:
     """The fraction of copied samples, also where nothing is final."""
     return [Metric(name="copied", value=memorized_fraction(drawn.images, drawn.client_records.images))]
 

@@ -3,8 +3,6 @@
 Nothing about declared ones is taken from rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -70,8 +68,10 @@ class TableOptions:
     def __post_init__(self) -> None:
         for column, kind in self.declared.items():
             if not column or kind not in MEANING:
-                wanted = f"COLUMN=TYPE of the types {', '.join(MEANING)}"
-                raise ValueError(f"data.types must be {wanted}, got '{column}={kind}'{nearest(kind, MEANING)}")
+                raise ValueError(
+                    f"data.types must be COLUMN=TYPE of the types {', '.join(MEANING)}, got "
+                    f"'{column}={kind}'{nearest(kind, MEANING)}"
+                )
 
     @property
     def declared(self) -> dict[str, Any]:

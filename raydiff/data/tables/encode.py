@@ -131,8 +131,7 @@ def bins_of(values: pd.Series, *, kind: Kind, bins: int, edges: Sequence[float] 
     cuts = _quantiles(x, bins - len(missing))
     limits = (float(x.min()), float(x.max()))
     names = (*_intervals(cuts, kind), *missing)
-    step = kinds.step(x, kind)
-    return Column(str(values.name), names, tuple(cuts), kind=kind, limits=limits, step=step)
+    return Column(str(values.name), names, tuple(cuts), kind=kind, limits=limits, step=kinds.step(x, kind))
 
 
 def groups_of(
@@ -164,8 +163,10 @@ def numbers(values: pd.Series, kind: Kind = "number") -> NDArray[np.float64]:
     if not np.isfinite(x).all():
         name = values.name
         bad = values[~np.isfinite(x)].iloc[0]
-        remedy = f"set --data.types {name}=text, or of a CSV file add {bad!r} to --data.csv.missing"
-        raise ValueError(f"column {name!r} must hold {kinds.MEANING[kind]}, got {bad!r}: {remedy}")
+        raise ValueError(
+            f"column {name!r} must hold {kinds.MEANING[kind]}, got {bad!r}: set --data.types {name}=text, or of a "
+            f"CSV file add {bad!r} to --data.csv.missing"
+        )
     return x
 
 

@@ -119,8 +119,10 @@ def locate(source: str, root: str | None = None, *, part: int = 0) -> Path:
     """Path of the file; of a preset its training rows (part 0) or test rows (1). Raises ValueError if it is missing."""
     root = root or os.environ.get("RAYDIFF_DATA")
     if not is_table(source):
-        wanted = f"{', '.join(CODE_BOOKS)}, or a .csv, .tsv or .parquet file"
-        raise ValueError(f"a table is {wanted}, got {source!r}{nearest(source, CODE_BOOKS)}")
+        raise ValueError(
+            f"a table is {', '.join(CODE_BOOKS)}, or a .csv, .tsv or .parquet file, got "
+            f"{source!r}{nearest(source, CODE_BOOKS)}"
+        )
     if source in CODE_BOOKS and not root:
         raise ValueError(f"the table {source!r} needs a folder of data sets, set RAYDIFF_DATA or data.root")
     below = Path(root or "") / CODE_BOOKS[source].files[part] if source in CODE_BOOKS else Path(source)
@@ -179,9 +181,10 @@ def _draw_public_rows(
 ) -> NDArray[np.int64]:
     """Ascending positions of the public rows in `frame`: the first of its rows in this order."""
     if not 1 <= public <= len(frame):
-        how = f"set data.public from 1 to {len(frame)}, to fit them on public rows of {path.name}"
-        what = f"the categories of {', '.join(fitted)} are undeclared: {how}, or data.fitted_on to all"
-        raise ValueError(f"{what} (epsilon is then inf), got {public}")
+        raise ValueError(
+            f"the categories of {', '.join(fitted)} are undeclared: set data.public from 1 to {len(frame)}, to fit "
+            f"them on public rows of {path.name}, or data.fitted_on to all (epsilon is then inf), got {public}"
+        )
     kept = order[np.isin(order, frame.index)][:public]
     return np.flatnonzero(np.isin(frame.index, kept))
 

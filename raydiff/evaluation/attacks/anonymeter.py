@@ -19,8 +19,6 @@ records, and no guarantee.
 Shapes: s synthetic rows, m members, m non-members, n columns.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ column of numbers the difference in bins over the largest possible one; a missin
 Shapes: s synthetic rows, N records, m members, m non-members, n columns, k categories at most.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -99,8 +97,7 @@ def distances(rows: Tensor, records: Tensor, *, spans: Sequence[int], columns: T
 
 def nearest(apart: Tensor, rng: torch.Generator) -> Tensor:
     """Return each row's nearest record (s,) from distances (s, N), a random one of ties."""
-    tied = apart == apart.amin(1, keepdim=True)
-    return torch.where(tied, torch.rand(apart.shape, generator=rng), -1.0).argmax(1)
+    return torch.where(apart == apart.amin(1, keepdim=True), torch.rand(apart.shape, generator=rng), -1.0).argmax(1)
 
 
 def _between_codes(span: int, k: int) -> Tensor:

@@ -11,8 +11,6 @@ cancels for text columns and nearly cancels for numbers. The bandwidth h is chos
 Shapes: N records, s synthetic rows, r reference rows, n columns, S bandwidths.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

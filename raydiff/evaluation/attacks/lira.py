@@ -16,8 +16,6 @@ one and by their mean, not by a joint covariance.
 Shapes: N records, M shadows, S timesteps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

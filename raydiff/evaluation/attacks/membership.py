@@ -7,8 +7,6 @@ samples, DeLong's interval in 73 %, the one here in all).
 Scores are low for members. Shapes: S columns, one for each timestep, or timestep and attack, that was tried.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -224,8 +222,7 @@ def _fraction_below(values: Tensor, others: Tensor) -> Tensor:
     ranked = others.sort().values.contiguous()
     values = values.contiguous()
     below = torch.searchsorted(ranked, values)
-    up_to = torch.searchsorted(ranked, values, right=True)
-    return (below + up_to).double() / (2 * len(others))
+    return (below + torch.searchsorted(ranked, values, right=True)).double() / (2 * len(others))
 
 
 def wilson(successes: int, n: int) -> Interval:

@@ -13,8 +13,6 @@ error. There is no bootstrap. A fitted record is scored by a regression on other
 Shapes: N records, n of them to fit to, S timesteps, p coefficients.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

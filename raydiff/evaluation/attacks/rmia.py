@@ -20,8 +20,6 @@ orders records as Pr(x given theta) / Pr(x) does, so a larger one only makes mor
 Shapes: N records, M shadows, S timesteps.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -43,8 +41,7 @@ def scores(target: Tensor, shadows: Tensor, inside: Tensor, population: Tensor, 
 
 def interpolation(shadows: Tensor, inside: Tensor) -> Tensor:
     """Return a at each timestep, (S,): the value in `GRID` with the best AUC of an attack on shadow 0."""
-    likelihood = (-shadows[1:].exp()).exp()
-    without = lira.mean_of(likelihood, ~inside[1:])
+    without = lira.mean_of((-shadows[1:].exp()).exp(), ~inside[1:])
     tried = torch.stack([-_log_ratio(shadows[0], without, a * without + 1 - a) for a in GRID], dim=-1)  # (N, S, grid)
     best = [best_column(tried[inside[0], s], tried[~inside[0], s]) for s in range(tried.shape[1])]
     return torch.tensor([GRID[i] for i in best], dtype=torch.float64)

@@ -13,8 +13,6 @@ SecMI is its statistic (SecMI_stat), whose steps are T / 100 long.
 Shapes: N records in all, n of a batch, S timesteps, D draws of the loss.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -150,8 +148,7 @@ def _ddim(x: Tensor, eps: Tensor, abar: Tensor, t: int, to: int) -> Tensor:
     """x_t to x_to, up or down, by DDIM with eta = 0."""
     a = float(abar[t])
     b = float(abar[to])
-    x0 = (x - math.sqrt(1 - a) * eps) / math.sqrt(a)
-    return math.sqrt(b) * x0 + math.sqrt(1 - b) * eps
+    return math.sqrt(b) * ((x - math.sqrt(1 - a) * eps) / math.sqrt(a)) + math.sqrt(1 - b) * eps
 
 
 def _power(x: Tensor, p: int) -> Tensor:

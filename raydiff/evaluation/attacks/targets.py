@@ -15,8 +15,6 @@ Two attacks are derived: `combined`, a logistic regression on all
 scores, and `best`, which is `combined` or the best attack and timestep by cross-validation on the calibration rows.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -8,10 +8,8 @@ its noise floor, real half against real half. Below its floor, smaller is not be
 Shapes: features (N, dim), classes (N,) int64.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -22,6 +20,8 @@ from raydiff.formats.metric_records import Metric
 from raydiff.lookup import bare_name
 
 PLAIN_NAMES = {"all": "distance_all", "minor": "distance_minority"}  # group of classes -> plain name of its distance
+Beside = tuple[str, Tensor, Tensor, Tensor]
+"""(group, samples, half A, half B): a group's samples beside two halves of the real records."""
 SUBSET = 1000  # rows in one estimate of the kernel distance, at most
 
 
@@ -73,7 +73,7 @@ def beside_halves(
     *,
     groups: Mapping[str, Sequence[int]],
     rng: torch.Generator,
-) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+) -> Iterator[Beside]:
     """Yield (name, samples, half A, half B) of each group of classes that has a half.
 
     Raises ValueError unless the samples hold `half_counts` of each class.
@@ -92,46 +92,26 @@ def beside_halves(
             yield name, samples[torch.isin(sample_classes, members)], a, b
 
 
-def frechet_distances(
-    samples: Tensor,
-    sample_classes: Tensor,
-    reference: Tensor,
-    reference_classes: Tensor,
-    *,
-    groups: Mapping[str, Sequence[int]],
-    features: str,
-    rng: torch.Generator,
-) -> list[Metric]:
-    """Return Frechet distances of samples to real records for each group of classes that has a half, with their floors.
+def frechet_distances(compared: Iterable[Beside], *, features: str) -> list[Metric]:
+    """Return Frechet distances of samples to real records for each group in `beside_halves`, with their floors.
 
-    The reference is split into halves A and B by `rng`. A group's distance is the mean of the distances samples-A and
-    samples-B, its floor the distance A-B. Raises ValueError as `beside_halves` and `frechet`.
+    A group's distance is the mean of the distances samples-A and samples-B, its floor the distance A-B. Raises
+    ValueError as `frechet`.
     """
     metrics: list[Metric] = []
-    every = (samples, sample_classes, reference, reference_classes)
-    for group, of_group, a, b in beside_halves(*every, groups=groups, rng=rng):
+    for group, samples, a, b in compared:
         metric = frechet_metric(features, group)
-        metrics.append(metric.with_value((frechet(of_group, a) + frechet(of_group, b)) / 2))
+        metrics.append(metric.with_value((frechet(samples, a) + frechet(samples, b)) / 2))
         metrics.append(metric.beside(frechet(a, b), role="floor"))
     return metrics
 
 
-def kernel_distances(
-    samples: Tensor,
-    sample_classes: Tensor,
-    reference: Tensor,
-    reference_classes: Tensor,
-    *,
-    groups: Mapping[str, Sequence[int]],
-    features: str,
-    rng: torch.Generator,
-) -> list[Metric]:
+def kernel_distances(compared: Iterable[Beside], *, features: str, rng: torch.Generator) -> list[Metric]:
     """Return kernel distances as `frechet_distances`, and their spread."""
     metrics: list[Metric] = []
-    every = (samples, sample_classes, reference, reference_classes)
-    for group, of_group, a, b in beside_halves(*every, groups=groups, rng=rng):
+    for group, samples, a, b in compared:
         metric = kernel_metric(features, group)
-        readings = [kernel(of_group, half, rng) for half in (a, b)]
+        readings = [kernel(samples, half, rng) for half in (a, b)]
         distance, spread = (sum(r) / 2 for r in zip(*readings, strict=True))
         metrics.append(metric.with_value(distance))
         metrics.append(metric.beside(spread, role="spread"))
@@ -159,8 +139,9 @@ def kernel_metric(features: str, group: str) -> Metric:
 
 def _distance(name: str, group: str, description: str, ranks: Mapping[str, int]) -> Metric:
     shown = PLAIN_NAMES.get(group, "")
-    rank = ranks.get(group, 0)
-    return Metric(name=name, group=group, lower_is_better=True, shown=shown, rank=rank, description=description)
+    return Metric(
+        name=name, group=group, lower_is_better=True, shown=shown, rank=ranks.get(group, 0), description=description
+    )
 
 
 def label_accuracy(logits: Tensor, classes: Tensor) -> float:
@@ -196,8 +177,10 @@ def _jackknife(x: Tensor, y: Tensor) -> float:
 def _as_doubles(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Both as float64 on the CPU."""
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1] or min(len(a), len(b)) < 2:
-        shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"
-        raise ValueError(f"features must be two matrices of equal width with at least 2 rows each, got {shapes}")
+        raise ValueError(
+            f"features must be two matrices of equal width with at least 2 rows each, got {tuple(a.shape)} and "
+            f"{tuple(b.shape)}"
+        )
     if not (a.isfinite().all() and b.isfinite().all()):
         raise ValueError("features must be finite, got infinite or NaN values")
     return a.cpu().double(), b.cpu().double()

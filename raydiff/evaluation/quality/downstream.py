@@ -7,8 +7,6 @@ on the real test records overstates the accuracy (DPImageBench, arXiv 2503.14681
 Shapes: images (N, C, H, W) on [-1, 1], classes (N,) int64.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

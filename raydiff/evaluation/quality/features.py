@@ -6,8 +6,6 @@ client holds, or the distances favour members.
 Shapes: N images, C channels (1 or 3), H x W pixels (8 to 64 a side), K label columns.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -41,8 +39,10 @@ def train_cnn(records: Records, *, classes: int, dim: int, seed: int = 0, steps:
     labels = records.labels[:, 0]
     n, channels, height, width = images.shape
     if n < 2 or channels not in (1, 3) or min(height, width) < 8 or max(height, width) > 64:
-        wanted = "at least 2 images with 1 or 3 channels and 8 to 64 pixels a side"
-        raise ValueError(f"records must be {wanted}, got (N, C, H, W) = {tuple(images.shape)}")
+        raise ValueError(
+            "records must be at least 2 images with 1 or 3 channels and 8 to 64 pixels a side, got (N, C, H, W) = "
+            f"{tuple(images.shape)}"
+        )
     rng = generator(seed, "evaluation", "cnn")
     params = _init(images.shape, classes, dim, rng)
     leaves = [p.requires_grad_() for p in params.values()]
@@ -82,10 +82,10 @@ def cnn_logits(params: Params, images: Tensor) -> Tensor:
 
 
 def _trunk(params: Params, x: Tensor) -> Tensor:
-    convolutions = sum(k.startswith("conv") for k in params) // 2
-    for i in range(convolutions):
-        stride = 1 if i == 0 else 2
-        x = F.relu(F.conv2d(x, params[f"conv{i}.weight"], params[f"conv{i}.bias"], stride=stride, padding=1))
+    for i in range(sum(k.startswith("conv") for k in params) // 2):
+        x = F.relu(
+            F.conv2d(x, params[f"conv{i}.weight"], params[f"conv{i}.bias"], stride=1 if i == 0 else 2, padding=1)
+        )
     # no activation: features cannot die, and are closer to the Frechet distance's Gaussian
     return F.linear(x.flatten(1), params["features.weight"], params["features.bias"])
 
@@ -99,8 +99,8 @@ def _init(shape: torch.Size, classes: int, dim: int, rng: torch.Generator) -> Pa
     params: Params = {}
 
     def layer(name: str, *weight: int) -> None:
-        std = math.sqrt(2 / math.prod(weight[1:]))  # He et al. 2015
-        params[f"{name}.weight"] = torch.randn(*weight, generator=rng) * std
+        # He et al. 2015
+        params[f"{name}.weight"] = torch.randn(*weight, generator=rng) * math.sqrt(2 / math.prod(weight[1:]))
         params[f"{name}.bias"] = torch.zeros(weight[0])
 
     halvings = math.ceil(math.log2(max(height, width) / 4))

@@ -4,8 +4,6 @@ Pictures are rounded to 8 bits, as in a file, and resized in clean-fid's mode "c
 channels.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import tempfile

@@ -9,8 +9,6 @@ counts in the same features. Computed in blocks of rows: memory is O(block * N) 
 Shapes: features (N, dim).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from raydiff.data.records import codes_of
 from raydiff.evaluation.attacks import targets
 from raydiff.evaluation.attacks.membership import wilson
-from raydiff.evaluation.metrics import Drawn
 from raydiff.evaluation.quality.table_fidelity import classifier_of, one_hot
+from raydiff.evaluation.sample_metrics import Drawn
 from raydiff.formats.metric_records import FRACTION, Metric
 
 SEEDS = 2**31  # scikit-learn's seeds are below 2^32
