@@ -153,8 +153,7 @@ def load(config: Data) -> Dataset:
 @functools.lru_cache(maxsize=8)
 def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Dataset:
     source = source_of(config, folder)
-    own = {"public": 0} if config.public_from is not None else {}
-    sizes = {split: getattr(config, split) for split in SPLITS} | own
+    sizes = {split: getattr(config, split) for split in SPLITS} | ({"public": 0} if config.public_from else {})
     name = repr(config.name)
     rows = cut(source.labels, source.own_test, public=source.public, sizes=sizes, seed=config.split_seed, name=name)
     splits = source.records(rows, config)
@@ -164,8 +163,9 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
         raise ValueError(f"{name} has one class only, {only!r}: there is nothing to condition on")
     if config.public_from is not None:
         other = source_registry.source(config.public_from, public_folder, config.labels, table=config.superclasses)
-        choice = {"count": config.public, "seed": config.split_seed}
-        splits["public"], more = records_from_elsewhere.public_records(other, source, splits, config, **choice)
+        splits["public"], more = records_from_elsewhere.public_records(
+            other, source, splits, config, count=config.public, seed=config.split_seed
+        )
         notes = (*notes, *(f"public records: {note}" for note in more))
     splits["public"] = splits["public"].without_base()  # visible to clients
     if source.codes is None and config.fitted_on == "public":
@@ -189,9 +189,15 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
 
 def source_of(config: Data, folder: Path | None) -> Source:
     """All rows of the data set in this folder."""
-    public = None if config.fitted_on == "all" else config.public
-    fit: dict[str, Any] = {"options": config, "public": public, "seed": config.split_seed}
-    return source_registry.source(config.name, folder, config.labels, table=config.superclasses, **fit)
+    return source_registry.source(
+        config.name,
+        folder,
+        config.labels,
+        table=config.superclasses,
+        options=config,
+        public=None if config.fitted_on == "all" else config.public,
+        seed=config.split_seed,
+    )
 
 
 def _check_classes(source: Source, public: Records) -> None:

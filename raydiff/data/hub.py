@@ -5,7 +5,7 @@ import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from raydiff.data import parquet, sizes
 
@@ -37,28 +37,28 @@ def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    offline = False
-    info = None
+    files: Sequence[Any] = ()
+    silent = ""  # why the hub does not answer
     try:
         # snapshot_download has no time limit.
         info = HfApi().repo_info(repository, repo_type=kind, timeout=PATIENCE_S, files_metadata=True)
+        files = info.siblings or ()
     except RepositoryNotFoundError:
         raise ValueError(f"{says!r}: the hub has no such {kind}, or not for you") from None
     except Exception as error:  # Without a network the exception differs by version.
-        offline = True
-        reason = _first_sentence(error)
-    files = getattr(info, "siblings", None) or ()
+        silent = _first_sentence(error)
     size = sum(f.size or 0 for f in files if any(fnmatch.fnmatch(f.rfilename, pattern) for pattern in patterns))
     if size > sizes.MOST_DOWNLOADED:
-        most = sizes.format_bytes(sizes.MOST_DOWNLOADED)
-        takes = sizes.format_bytes(size)
-        raise ValueError(f"{says!r} takes {takes}, more than the {most} that are downloaded: name a folder")
+        raise ValueError(
+            f"{says!r} takes {sizes.format_bytes(size)}, more than the {sizes.format_bytes(sizes.MOST_DOWNLOADED)} "
+            "that are downloaded: name a folder"
+        )
+    local = {"allow_patterns": list(patterns), "local_files_only": bool(silent)}
     try:
-        path = snapshot_download(repository, repo_type=kind, allow_patterns=list(patterns), local_files_only=offline)
+        return Path(snapshot_download(repository, repo_type=kind, **local))
     except Exception as error:
-        cached = f"is not in the local cache, and the hub does not answer: {reason}" if offline else ""
+        cached = f"is not in the local cache, and the hub does not answer: {silent}" if silent else ""
         raise ValueError(f"{says!r} {cached or f'cannot be downloaded: {_first_sentence(error)}'}") from error
-    return Path(path)
 
 
 def _first_sentence(error: Exception) -> str:

@@ -154,7 +154,7 @@ class Pictures(Modality):
     def labels_to_sample(self, own: Records, reference: Records) -> Tensor:
         """As many of each class as one half of the reference has: distances compare equal counts."""
         classes = reference.labels[:, 0]
-        counts = sorted(half_counts(reference.labels[:, 0]).items())
+        counts = sorted(half_counts(classes).items())
         return torch.cat([reference.labels[classes == c][:count] for c, count in counts])
 
     def decode(self, samples: Tensor, labels: Tensor, rng: torch.Generator | None) -> NDArray[Any]:
@@ -188,8 +188,8 @@ class TableRows(Modality):
 
     @property
     def columns(self) -> dict[str, str]:
-        types = {c.name: "double" if c.kind in ("number", "duration") else "string" for c in self.mapping.columns}
-        return {c.name: types.get(c.name, "string") for c in self.mapping.decoded}
+        numbers = [c.name for c in self.mapping.columns if c.kind in ("number", "duration")]
+        return {c.name: "double" if c.name in numbers else "string" for c in self.mapping.decoded}
 
     def encode(
         self, rows: dict[str, Tensor], options: PictureOptions, *, stored: Stored, top: int, codes: Tensor | None

@@ -279,10 +279,6 @@ def partition(records: Records, clients: int, *, how: Partition, rng: torch.Gene
 
     Raises ValueError if a client would get no record (under MajorityMinority: no record of some class).
     """
-    if clients < 1:
-        raise ValueError(f"clients must be at least 1, got {clients}")
-    if not len(records):
-        raise ValueError("clients would get no record: there are none")
     owners = how.assign(records.bases[:, None] if how.counts_hidden_classes else records.labels, clients, rng)
     if (
         owners.shape != (len(records),)
@@ -329,10 +325,8 @@ def draw_unseen(records: Records, how: UnseenClients, *, rng: torch.Generator) -
             raise ValueError(f"too few training records ({few}): lower unseen.records or unseen.clients")
         rows = []
         for c, n in zip(classes, numbers, strict=True):
-            held = left.pop(c)
-            if not how.own_classes:
-                left[c] = held[n:]
-            rows.append(held[:n])
+            rows.append(left[c][:n])
+            left[c] = left[c][:0] if how.own_classes else left[c][n:]
         parts.append(torch.cat(rows).sort().values)
     return parts, torch.cat(list(left.values())).sort().values
 

@@ -111,8 +111,10 @@ def check_is_file(head: bytes, where: str) -> None:
 def check_stored(nbytes: int, where: str) -> None:
     """Raises ValueError if a stored picture takes more than `sizes.MOST_BYTES`."""
     if nbytes > limits.MOST_BYTES:
-        most = limits.format_bytes(limits.MOST_BYTES)
-        raise ValueError(f"{where} takes {limits.format_bytes(nbytes)}, but a picture may take {most}: make it smaller")
+        raise ValueError(
+            f"{where} takes {limits.format_bytes(nbytes)}, but a picture may take "
+            f"{limits.format_bytes(limits.MOST_BYTES)}: make it smaller"
+        )
 
 
 def stack(
@@ -213,6 +215,5 @@ def describe_conversion(
     if options.colour != "stored":
         notes.append(f"converted to {MODES[options.colour]}, transparency dropped")
     if options.size is not None:
-        size = f"{options.size} x {options.size}"
-        notes.append(f"cropped to the central square and resized to {size} by area averaging")
+        notes.append(f"cropped to the central square and resized to {options.size} x {options.size} by area averaging")
     return tuple(notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -95,10 +96,7 @@ def half_counts(classes: Tensor) -> dict[int, int]:
 
 def label_rows(labels: Tensor, cardinalities: Sequence[int]) -> Tensor:
     """(N,) int64: which of the prod(cardinalities) rows of labels each of labels (N, K) is, the last column fastest."""
-    rows = torch.zeros(len(labels), dtype=torch.int64)
-    for column, count in zip(labels.T, cardinalities, strict=True):
-        rows = rows * count + column
-    return rows
+    return labels @ torch.tensor([math.prod(cardinalities[k + 1 :]) for k in range(len(cardinalities))]).long()
 
 
 def label_numbers(names: Sequence[str]) -> list[int]:

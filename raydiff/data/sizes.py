@@ -15,8 +15,9 @@ def memory() -> int:
 def check_fits(what: str, nbytes: int, remedy: str) -> None:
     """Raises ValueError if so many bytes exceed this machine's memory."""
     if nbytes > (most := memory()):
-        wanted = format_bytes(nbytes)
-        raise ValueError(f"{what} would take {wanted}, more than this machine's {format_bytes(most)}: {remedy}")
+        raise ValueError(
+            f"{what} would take {format_bytes(nbytes)}, more than this machine's {format_bytes(most)}: {remedy}"
+        )
 
 
 def format_bytes(nbytes: int) -> str:

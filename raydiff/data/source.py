@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,17 +76,23 @@ class Source:
         if not labels:
             return self
         index = [self.columns.index(name) for name in labels]
-        part = self.labels[:, index]
-        names = tuple(self.names[i] for i in index)
-        fitted = tuple(name for name in labels if name in self.fitted_columns)
-        return dataclasses.replace(self, labels=part, columns=tuple(labels), names=names, fitted_columns=fitted)
+        return dataclasses.replace(
+            self,
+            labels=self.labels[:, index],
+            columns=tuple(labels),
+            names=tuple(self.names[i] for i in index),
+            fitted_columns=tuple(name for name in labels if name in self.fitted_columns),
+        )
 
     def rows(self, kept: Tensor) -> Source:
         """The source with only these rows, ascending."""
-
-        changed: dict[str, Any] = {"own_test": int((kept >= len(self.labels) - self.own_test).sum())}
-        changed |= {"labels": self.labels[kept], "base": None if self.base is None else self.base[kept]}
-        return dataclasses.replace(self, pictures=lambda rows: self.pictures(kept[rows]), **changed)
+        return dataclasses.replace(
+            self,
+            labels=self.labels[kept],
+            own_test=int((kept >= len(self.labels) - self.own_test).sum()),
+            pictures=lambda rows: self.pictures(kept[rows]),
+            base=None if self.base is None else self.base[kept],
+        )
 
     def records(self, rows: dict[str, Tensor], options: PictureOptions) -> dict[str, Records]:
         """Return the records of each split. Raises ValueError as `Modality.encode`."""
@@ -124,8 +129,12 @@ class Source:
         out = self.rows(kept.nonzero()[:, 0])
         labels = [torch.searchsorted(values, out.labels[:, k].contiguous()) for k, values in enumerate(used)]
         named = tuple(tuple(n[v] for v in values.tolist()) for n, values in zip(self.names, used, strict=True))
-        unseen = f"test rows left out: those whose {' or '.join(self.columns)} no other row has"
-        notes = self.notes if kept.all() else (*self.notes, unseen)
         lost = {c for c, have, every in zip(self.columns, named, self.names, strict=True) if len(have) < len(every)}
-        fitted = tuple(c for c in self.columns if c in lost or c in self.fitted_columns)
-        return dataclasses.replace(out, labels=torch.stack(labels, 1), names=named, notes=notes, fitted_columns=fitted)
+        unseen = f"test rows left out: those whose {' or '.join(self.columns)} no other row has"
+        return dataclasses.replace(
+            out,
+            labels=torch.stack(labels, 1),
+            names=named,
+            notes=self.notes if kept.all() else (*self.notes, unseen),
+            fitted_columns=tuple(c for c in self.columns if c in lost or c in self.fitted_columns),
+        )

@@ -23,11 +23,10 @@ def cut(
         raise ValueError(f"{name} has test rows only")
     left = torch.arange(count) if public is None else torch.ones(count).index_fill(0, public, 0).nonzero()[:, 0]
     order = left[torch.randperm(len(left), generator=generator(seed, "splits", "train"))]
-    fixed = {"test"} if public is None else {"test", "public"}
     taken = {} if public is None else {"public": public}
     beside = name if public is None else f"{name} beside the {len(public)} public ones"
     # Train comes last, so that its size moves no other split.
-    others = {split: sizes[split] for split in (*SPLITS[1:], "train") if split not in fixed}
+    others = {split: sizes[split] for split in (*SPLITS[1:], "train") if split not in ("test", *taken)}
     test = {"test": sizes["test"]}
     if own_test:
         test_order = count + torch.randperm(own_test, generator=generator(seed, "splits", "test"))

@@ -18,6 +18,7 @@ from raydiff.data.source import Source
 from raydiff.data.splits import SPLITS, cut
 from raydiff.lookup import is_outside
 from raydiff.seeding import generator
+from raydiff.settings import Count, settings
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,7 @@ class UnseenClient:
     notes: tuple[str, ...] = ()  # conversions
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Choice:
     """Selection of an unseen client's records."""
 
@@ -38,14 +39,10 @@ class Choice:
     """A data set, named as in `Data.name`; None: the run's."""
     classes: tuple[str, ...] = ()
     """Names of its classes, or numbers if no name is a number; empty: all."""
-    records: int | None = None
+    records: Count | None = None
     """Number of training records; None: as many as a client of the run, of another data set all."""
     seed: int = 0
     """Seed of the selection."""
-
-    def __post_init__(self) -> None:
-        if self.records is not None and self.records < 1:
-            raise ValueError(f"a new client must have at least 1 record, got {self.records}")
 
 
 def choose_client(choice: Choice, config: Data, dataset: Dataset, *, usual: int) -> UnseenClient:

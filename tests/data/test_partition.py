@@ -202,7 +202,6 @@ def test_majority_minority_has_the_papers_clusters() -> None:
 @pytest.mark.parametrize(
     ("clients", "how", "text"),
     [
-        (0, Iid(), "clients must be at least 1, got 0"),
         (2, Pooled(), "clients must be 1 for a Pooled partition, got 2"),
         (21, Iid(), r"client 20 would get no record \(20 records for 21 clients\): lower clients"),
         (1, MajorityMinority(), "needs at least 2 clients and 2 classes, got 1 clients and 2 classes"),

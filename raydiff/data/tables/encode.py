@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import json
 import math
 from collections.abc import Mapping as Dictionary
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from raydiff.data.tables import kinds
 from raydiff.data.tables.kinds import Kind, canonical, number_text, value
@@ -107,17 +107,9 @@ class Mapping:
     def load(path: Path) -> Mapping:
         """Inverse of `save`. Raises ValueError on other files."""
         try:
-            read = json.loads(path.read_text())
-            label = None if read["label"] is None else _column(read["label"])
-            return Mapping(tuple(map(_column, read["columns"])), label)
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as e:
+            return TypeAdapter(Mapping).validate_json(path.read_bytes())
+        except (OSError, ValueError) as e:
             raise ValueError(f"{path} holds no mapping of a table ({type(e).__name__})") from e
-
-
-def _column(read: dict[str, Any]) -> Column:
-    parsed = {name: None if read[name] is None else tuple(map(float, read[name])) for name in ("edges", "limits")}
-    values = {text: int(code) for text, code in read["values"].items()}
-    return Column(**{**read, **parsed, "categories": tuple(read["categories"]), "values": values})
 
 
 def bins_of(values: pd.Series, *, kind: Kind, bins: int, edges: Sequence[float] | None, public: bool = False) -> Column:

@@ -5,18 +5,13 @@ is that, else text. So are codes: numbers with leading zeros, of more than 15 di
 spellings (1e5 beside 100000, 1.10 beside 1.1; 1.0 beside 1 is a number, since pandas writes whole numbers so).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    pass
 
 Kind = Literal["text", "number", "date", "duration"]
 MEANING: dict[Kind, str] = {
