@@ -17,27 +17,28 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.3.0"
 
 if TYPE_CHECKING:  # for type checkers and editors; `_homes` reads it too
-    from raydiff.api import Personal as Personal
-    from raydiff.api import Run as Run
-    from raydiff.api import Sweep as Sweep
-    from raydiff.api import open as open
-    from raydiff.api import preset as preset
-    from raydiff.api import run as run
-    from raydiff.api import sweep as sweep
+    from raydiff.api import (
+        Personal as Personal,
+        Run as Run,
+        Sweep as Sweep,
+        open as open,
+        preset as preset,
+        run as run,
+        sweep as sweep,
+    )
     from raydiff.data.datasets import Data as Data
-    from raydiff.data.partition import ByClass as ByClass
-    from raydiff.data.partition import Dirichlet as Dirichlet
-    from raydiff.data.partition import Entangled as Entangled
-    from raydiff.data.partition import Iid as Iid
-    from raydiff.data.partition import MajorityMinority as MajorityMinority
-    from raydiff.data.partition import Pooled as Pooled
-    from raydiff.data.partition import UnseenClients as UnseenClients
+    from raydiff.data.partition import (
+        ByClass as ByClass,
+        Dirichlet as Dirichlet,
+        Entangled as Entangled,
+        Iid as Iid,
+        MajorityMinority as MajorityMinority,
+        Pooled as Pooled,
+        UnseenClients as UnseenClients,
+    )
     from raydiff.evaluation.evaluation_settings import Evaluation as Evaluation
-    from raydiff.experiment.config import Experiment as Experiment
-    from raydiff.experiment.config import Numerics as Numerics
-    from raydiff.experiment.config import Runtime as Runtime
-    from raydiff.experiment.study import Arm as Arm
-    from raydiff.experiment.study import Study as Study
+    from raydiff.experiment.config import Experiment as Experiment, Numerics as Numerics, Runtime as Runtime
+    from raydiff.experiment.study import Arm as Arm, Study as Study
     from raydiff.methods._averaging import Averaging as Averaging
     from raydiff.methods.dpmerf import DPMERF as DPMERF
     from raydiff.methods.dpsgd import DPSGD as DPSGD
@@ -55,15 +56,13 @@ if TYPE_CHECKING:  # for type checkers and editors; `_homes` reads it too
     from raydiff.models.classifier import Classifier as Classifier
     from raydiff.models.d3pm import DiscreteDiffusion as DiscreteDiffusion
     from raydiff.models.ddpm import DDPM as DDPM
-    from raydiff.models.networks import MLP as MLP
-    from raydiff.models.networks import UNet as UNet
+    from raydiff.models.networks import MLP as MLP, UNet as UNet
     from raydiff.models.training import Training as Training
     from raydiff.papers.feddistr.method import FedDistr as FedDistr
     from raydiff.papers.pfdm.method import PFDM as PFDM
     from raydiff.papers.spire.method import SPIRE as SPIRE
     from raydiff.privacy.client_level import ClientPrivacy as ClientPrivacy
-    from raydiff.privacy.ledger import Guarantee as Guarantee
-    from raydiff.privacy.ledger import Ledger as Ledger
+    from raydiff.privacy.ledger import Guarantee as Guarantee, Ledger as Ledger
 
 
 def _homes() -> dict[str, str]:

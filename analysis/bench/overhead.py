@@ -19,8 +19,7 @@ from analysis.bench.ways import Fields, Lines, Way, Work, in_process, lockstep, 
 from raydiff import tree
 from raydiff.experiment.trial import Trial
 from raydiff.federated.rounds import rounds
-from raydiff.formats import plots
-from raydiff.formats import tables as cells
+from raydiff.formats import plots, tables as cells
 from raydiff.formats.tables import Table
 from raydiff.models.networks import MLP
 from raydiff.tree import Params

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.cli.options import Fields
-from raydiff.experiment import overrides as paths
-from raydiff.experiment import presets
+from raydiff.experiment import overrides as paths, presets
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study
 from raydiff.lookup import bare_name, is_outside

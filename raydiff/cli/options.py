@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.lookup import check_value, nearest
-from raydiff.settings import SettingsError, alternatives, describe_choices, parse_words
-from raydiff.settings import hints as hints_of
+from raydiff.settings import SettingsError, alternatives, describe_choices, hints as hints_of, parse_words
 
 if TYPE_CHECKING:
     from raydiff.results.finished import Finished

@@ -19,8 +19,7 @@ from raydiff.data.modality import PICTURES, Modality
 from raydiff.data.pictures import PictureOptions, describe_conversion
 from raydiff.data.records import Records as Records
 from raydiff.data.source import Source
-from raydiff.data.splits import SPLITS as SPLITS
-from raydiff.data.splits import cut
+from raydiff.data.splits import SPLITS as SPLITS, cut
 from raydiff.data.tables import read
 from raydiff.data.tables.read import TableOptions
 from raydiff.lookup import MOST_KINDS, check_one_of

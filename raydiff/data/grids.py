@@ -45,8 +45,7 @@ def sample_grid(
 
 def _write_names(image: Image, names: Sequence[str]) -> Image:
     """The picture with the rows' names in a left margin."""
-    from PIL import Image as images
-    from PIL import ImageDraw, ImageFont
+    from PIL import Image as images, ImageDraw, ImageFont
 
     font = ImageFont.load_default(size=12)
     row = image.height // len(names)

@@ -12,8 +12,7 @@ from raydiff import tree
 from raydiff.data.records import Records, images_of
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import LocalResult, Mean, Method, Metrics, Round
-from raydiff.federated.rounds import LocalExecutor
-from raydiff.federated.rounds import rounds as run
+from raydiff.federated.rounds import LocalExecutor, rounds as run
 from raydiff.lookup import Door
 from raydiff.methods._averaging import Averaging
 from raydiff.methods._noised_sums import COUNTS

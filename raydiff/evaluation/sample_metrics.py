@@ -22,8 +22,7 @@ from raydiff.data.datasets import Dataset
 from raydiff.data.records import Records, codes_of, half_counts
 from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.evaluation.metrics import ALL, BY_FEATURES, METRICS, RESERVED
-from raydiff.evaluation.quality import distances, downstream, features
-from raydiff.evaluation.quality import table_fidelity as tables
+from raydiff.evaluation.quality import distances, downstream, features, table_fidelity as tables
 from raydiff.evaluation.quality.neighbours import FED_BACK, coverage, memorized_fraction
 from raydiff.federated.method import Deployed
 from raydiff.formats.metric_records import FRACTION, UNBOUNDED, Metric

@@ -15,16 +15,14 @@ from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import anonymeter, closest, domias
-from raydiff.evaluation.attacks.membership import ROLES
-from raydiff.evaluation.attacks.membership import attack as judge
+from raydiff.evaluation.attacks.membership import ROLES, attack as judge
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.marginals import Marginals
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.training import Training
-from raydiff.results import attacked_rows
-from raydiff.results import generation as generate
+from raydiff.results import attacked_rows, generation as generate
 from raydiff.results.attacked_rows import open_rows
 from raydiff.results.finished import open_finished
 from raydiff.seeding import generator

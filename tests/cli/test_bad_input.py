@@ -20,9 +20,7 @@ import raydiff as rd
 from raydiff.__main__ import leave
 from raydiff.cli import arguments, run, sweep
 from raydiff.cli.options import parse
-from raydiff.experiment import overrides as settings
-from raydiff.experiment import presets as names
-from raydiff.experiment import trial
+from raydiff.experiment import overrides as settings, presets as names, trial
 from raydiff.formats.json_files import read_json
 from raydiff.formats.metric_records import Metric
 from raydiff.report.after_sweep import FULL

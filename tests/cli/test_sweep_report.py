@@ -13,8 +13,7 @@ from raydiff.formats.rounding import up
 from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian
-from raydiff.report import after_sweep
-from raydiff.report import page as report
+from raydiff.report import after_sweep, page as report
 from raydiff.results.spent import composed_guarantee
 from raydiff.storage.checkpoint import Checkpoint
 

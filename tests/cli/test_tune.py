@@ -16,8 +16,7 @@ import raydiff as rd
 from raydiff.data import datasets
 from raydiff.data.partition import Iid
 from raydiff.evaluation.evaluation_settings import Evaluation
-from raydiff.experiment import presets as names
-from raydiff.experiment import tuning
+from raydiff.experiment import presets as names, tuning
 from raydiff.experiment.config import Runtime
 from raydiff.experiment.study import Arm, Study, trials
 from raydiff.formats.json_files import read_json

@@ -241,8 +241,7 @@ def test_kuberay_s_own_schema_takes_it_and_sees_a_typo(name: str) -> None:
 
 
 def test_the_jobs_entrypoint_is_a_command_that_the_sweep_takes() -> None:
-    from raydiff.cli import arguments as command
-    from raydiff.cli import sweep
+    from raydiff.cli import arguments as command, sweep
     from raydiff.cli.options import parse_known
     from raydiff.experiment import overrides as settings
 

@@ -31,7 +31,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (Entangled, {"xi": 1.0}, "xi"),
     (Entangled, {"xi": math.nan}, "xi"),
     (UnseenClients, {"classes": 3, "records": 2}, "record of each class"),
-    (Choice, {"records": 0}, "record"),
+    (Choice, {"records": 0}, "records"),
     (RowAudit, {"remove": 1.0}, "remove"),
     (RowAudit, {"epsilon": 0.0}, "epsilon"),
     (RowAudit, {"samples": 0}, "samples"),

@@ -5,8 +5,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from raydiff.data.datasets import Records
 from raydiff.data.partition import (

@@ -10,8 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from raydiff.data.tables import cells, rows_file
 from raydiff.data.tables.encode import MISSING, OTHER, UNUSED, Column, Mapping, _quantiles

@@ -6,8 +6,7 @@ import pytest
 from child_process import answer
 
 from raydiff.data import datasets
-from raydiff.experiment import suggested
-from raydiff.experiment import toml_file as file
+from raydiff.experiment import suggested, toml_file as file
 from raydiff.experiment.presets import PRESETS
 
 pytestmark = pytest.mark.gpu

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from raydiff.evaluation.attacks import anonymeter, closest, domias
 from raydiff.evaluation.attacks.anonymeter import Risk
-from raydiff.evaluation.attacks.membership import AttackResult, wilson
-from raydiff.evaluation.attacks.membership import attack as judge
+from raydiff.evaluation.attacks.membership import AttackResult, attack as judge, wilson
 from raydiff.seeding import generator
 
 SPANS = (5,) * 6 + (0,) * 6

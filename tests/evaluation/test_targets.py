@@ -9,8 +9,7 @@ from torch import Tensor
 
 from raydiff.data.datasets import Data, load
 from raydiff.data.records import Records
-from raydiff.evaluation.attacks import membership, targets
-from raydiff.evaluation.attacks import scores as attacks
+from raydiff.evaluation.attacks import membership, scores as attacks, targets
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import Deployed, Target, Upload, Uploads
 from raydiff.federated.rounds import LocalExecutor, rounds

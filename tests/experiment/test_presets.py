@@ -7,10 +7,8 @@ import pytest
 
 from raydiff.data import datasets
 from raydiff.data.partition import Pooled
-from raydiff.experiment import overrides, trial
-from raydiff.experiment import presets as names
-from raydiff.experiment.study import Arm
-from raydiff.experiment.study import trials as trials_of
+from raydiff.experiment import overrides, presets as names, trial
+from raydiff.experiment.study import Arm, trials as trials_of
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.evolution import Evolution
 from raydiff.methods.sketch import Sketch

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from raydiff.cli import budget as budget_command
 from raydiff.data import datasets
@@ -31,8 +30,7 @@ from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.papers.pfdm.method import PFDM
-from raydiff.privacy import accountants
-from raydiff.privacy import filters as privacy
+from raydiff.privacy import accountants, filters as privacy
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.filters import Budget, compose
 from raydiff.privacy.ledger import Ledger

@@ -7,8 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from raydiff.federated.exact_sum import BLOCK, SUM_BITS, ExactSum, Grid, OutOfRange
 from raydiff.seeding import generator

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec, upload_spec_of

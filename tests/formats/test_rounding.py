@@ -5,8 +5,7 @@ import re
 from decimal import Decimal
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from raydiff.formats import rounding as bounds
 from raydiff.privacy import release

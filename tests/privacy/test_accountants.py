@@ -9,8 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, settings, strategies as st
 from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from reference.gaussians import densities, hockey_stick, sampled_steps
@@ -20,8 +19,7 @@ from scipy.stats import norm
 from raydiff.formats import rounding as bounds
 from raydiff.models.schedules import LinearBetas, alphas_bar
 from raydiff.papers.pfdm.depth import depth_for, release_event
-from raydiff.privacy import accountants, gaussian, renyi
-from raydiff.privacy import tradeoff as losses
+from raydiff.privacy import accountants, gaussian, renyi, tradeoff as losses
 from raydiff.privacy.accountants import ACCOUNTANTS, MOST_DELTA, Unsupported, exact, pld, rdp, theorem
 from raydiff.privacy.release import Gaussian, NonPrivate, Nothing, Relation, Trust, Unit
 

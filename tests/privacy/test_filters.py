@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import slow_but
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from test_ledger import BARE, DELTA, UPLOAD, ledger_of
 
-from raydiff.privacy import accountants, grid
-from raydiff.privacy import pld as pairs
+from raydiff.privacy import accountants, grid, pld as pairs
 from raydiff.privacy.accountants import exact, rdp
 from raydiff.privacy.filters import Budget, compose, cost
 from raydiff.privacy.ledger import Entry, Exposure, Ledger

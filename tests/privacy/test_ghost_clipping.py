@@ -17,8 +17,7 @@ from raydiff.methods.dpsgd import DPSGD
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training
-from raydiff.privacy import ghost_clipping as layers
-from raydiff.privacy import private_gradient
+from raydiff.privacy import ghost_clipping as layers, private_gradient
 from raydiff.privacy.ghost_clipping import Outer
 from raydiff.privacy.private_gradient import Mechanism, PrivateGradient, clipped_sum
 from raydiff.seeding import NoiseStream, generator

@@ -15,9 +15,14 @@ from scipy.stats import binom
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.privacy import accountants, canaries, one_run, private_gradient
-from raydiff.privacy import ghost_clipping as layers
-from raydiff.privacy import tradeoff as losses
+from raydiff.privacy import (
+    accountants,
+    canaries,
+    ghost_clipping as layers,
+    one_run,
+    private_gradient,
+    tradeoff as losses,
+)
 from raydiff.privacy.ghost_clipping import Outer
 from raydiff.privacy.one_run import OneRunAudit, Pulls
 from raydiff.privacy.private_gradient import Mechanism, PrivateGradient, StepBudget, noise_multiplier_for

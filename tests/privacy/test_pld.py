@@ -6,12 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import slow_but
-from reference.gaussians import densities, hockey_stick, means
-from reference.gaussians import sampled_steps as steps
+from reference.gaussians import densities, hockey_stick, means, sampled_steps as steps
 
-from raydiff.privacy import accountants, gaussian
-from raydiff.privacy import pld as pairs
-from raydiff.privacy import tradeoff as losses
+from raydiff.privacy import accountants, gaussian, pld as pairs, tradeoff as losses
 from raydiff.privacy.accountants import exact, pld, rdp
 from raydiff.privacy.release import NonPrivate
 from raydiff.seeding import NoiseStream

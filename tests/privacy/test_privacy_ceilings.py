@@ -9,8 +9,7 @@ from trial_folders import metric
 
 from raydiff.evaluation.attacks import membership
 from raydiff.formats.metric_records import AUC_CEILING, columns
-from raydiff.privacy import ceilings, gaussian
-from raydiff.privacy import tradeoff as losses
+from raydiff.privacy import ceilings, gaussian, tradeoff as losses
 from raydiff.privacy.ceilings import AboveCeiling, check_attacks
 from raydiff.privacy.ledger import Ledger, PrivacyOdometer
 from raydiff.privacy.release import Gaussian, NonPrivate

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from opacus.accountants import RDPAccountant
 from opacus.accountants.utils import get_noise_multiplier
 from reference.gaussians import length

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from reference.gaussians import hockey_stick, length
 from scipy.stats import kstest, norm
 from torch import Tensor

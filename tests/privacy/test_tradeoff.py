@@ -8,8 +8,7 @@ import pytest
 from reference.gaussians import of_sum, sampled_steps
 from scipy.stats import norm
 
-from raydiff.privacy import accountants, gaussian
-from raydiff.privacy import tradeoff as losses
+from raydiff.privacy import accountants, gaussian, tradeoff as losses
 from raydiff.privacy.release import DiscreteGaussian, NonPrivate
 from raydiff.seeding import NoiseStream
 

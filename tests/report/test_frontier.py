@@ -12,8 +12,7 @@ from trial_folders import finished, line, metric, stop, write_trial, written
 from raydiff.api import Sweep
 from raydiff.formats import plots
 from raydiff.report import guarantees, load
-from raydiff.report.frontier import command, rows, scatter
-from raydiff.report.frontier import text as texts
+from raydiff.report.frontier import command, rows, scatter, text as texts
 from raydiff.report.sweep_view import open_sweep
 
 NETWORKS = ({"kind": "MLP", "width": 256}, {"kind": "UNet", "channels": 32})

@@ -13,8 +13,7 @@ from PIL import Image, PngImagePlugin
 from trial_folders import finished, line, stop, write_trial
 
 from raydiff.papers.discrete.row_bounds import show_row_bounds
-from raydiff.report import after_sweep
-from raydiff.report import page as report
+from raydiff.report import after_sweep, page as report
 from raydiff.report.attack_readings import read_attacks
 from raydiff.report.conclusion import conclude, means
 from raydiff.report.paired import main, pair_settings

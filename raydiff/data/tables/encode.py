@@ -9,8 +9,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Mapping as Dictionary
-from collections.abc import Sequence
+from collections.abc import Mapping as Dictionary, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -24,9 +24,7 @@ from torch import Tensor
 
 from raydiff.data.tables import cells
 from raydiff.data.tables.cells import Cells
-from raydiff.data.tables.code_books import CODE_BOOKS
-from raydiff.data.tables.code_books import RawTable as RawTable
-from raydiff.data.tables.code_books import TableOptions as TableOptions
+from raydiff.data.tables.code_books import CODE_BOOKS, RawTable as RawTable, TableOptions as TableOptions
 from raydiff.data.tables.encode import Column, Mapping, bins_of, groups_of, numbers
 from raydiff.data.tables.kinds import MEANING, Kind, canonical, format_text, infer_kind
 from raydiff.lookup import nearest, refuse

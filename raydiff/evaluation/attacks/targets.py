@@ -24,8 +24,7 @@ from torch import Tensor
 
 from raydiff import lookup, seeding
 from raydiff.data.records import Records
-from raydiff.evaluation.attacks import membership
-from raydiff.evaluation.attacks import scores as attacks
+from raydiff.evaluation.attacks import membership, scores as attacks
 from raydiff.federated.method import Deployed, Target, Uploads
 from raydiff.formats.metric_records import Metric, mean_metrics
 from raydiff.models.ddpm import Denoiser

@@ -21,8 +21,7 @@ from raydiff.data import datasets
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.data.grids import sample_grid
 from raydiff.experiment import overrides
-from raydiff.papers.feddistr.latent import model as latent
-from raydiff.papers.feddistr.latent import pretrain
+from raydiff.papers.feddistr.latent import model as latent, pretrain
 from raydiff.papers.feddistr.latent.pretrain import Pretrained, Pretraining
 from raydiff.runtime import sweep_folder
 from raydiff.settings import Count, settings

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.theory import __main__ as theory
-from analysis.theory import on_data, theorems
+from analysis.theory import __main__ as theory, on_data, theorems
 from raydiff.models.chains import MEASURED
 
 pytestmark = pytest.mark.slow

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from reference.pdp_limits import limit
 from reference.pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed, weighted_tables
 

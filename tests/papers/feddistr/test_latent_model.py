@@ -21,8 +21,7 @@ from raydiff.data.datasets import Data
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.models.schedules import ScaledLinearBetas, alphas_bar
-from raydiff.papers.feddistr.latent import folder as latent_folder
-from raydiff.papers.feddistr.latent import model as latent
+from raydiff.papers.feddistr.latent import folder as latent_folder, model as latent
 from raydiff.papers.feddistr.latent.model import LatentDiffusion, LatentModel, load
 from raydiff.papers.feddistr.method import FedDistr
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data import datasets
 from raydiff.data.datasets import Data
-from raydiff.papers.feddistr.latent import model as latent
-from raydiff.papers.feddistr.latent import pretrain
+from raydiff.papers.feddistr.latent import model as latent, pretrain
 from raydiff.papers.feddistr.latent.modules import PromptedDenoiser
 from raydiff.papers.feddistr.latent.pretrain import Pretrained, Pretraining
 

@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from raydiff.papers.feddistr.prompt_pool import PromptPool, Prompts, halves, in_proportion, match, threshold_between
 from raydiff.seeding import generator
