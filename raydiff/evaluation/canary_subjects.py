@@ -177,8 +177,10 @@ class _Sender(FedAvg):
         return tree.scale(self.canary, 0.0)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-        update = tree.scale(self.canary, float(data.images))
-        return LocalResult(state, self.averaging.release(update, self._audited(rnd), rounds=self.rounds))
+        return LocalResult(
+            state,
+            self.averaging.release(tree.scale(self.canary, float(data.images)), self._audited(rnd), rounds=self.rounds),
+        )
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         return super().aggregate(server, uploads, self._audited(rnd))
@@ -191,25 +193,31 @@ class _Sender(FedAvg):
 def _averaged(privacy: ClientPrivacy, rounds: int) -> Subject:
     """All rounds of a smallest federation, as outsiders see them under central trust, else as the server does."""
     clients = {"local": 1, "central": 2, "aggregate": privacy.shares or 0}[privacy.trust]
-    entry = torch.zeros(clients, 1, 1, 1, 1).index_fill(0, torch.tensor(0), 1.0)  # 1 for client 0, and 0 for the others
-    data = [Records(x, torch.zeros(1, 1, dtype=torch.int64), torch.arange(1)) for x in entry]
+    # 1 for client 0, and 0 for the others
+    data = [
+        Records(x, torch.zeros(1, 1, dtype=torch.int64), torch.arange(1))
+        for x in torch.zeros(clients, 1, 1, 1, 1).index_fill(0, torch.tensor(0), 1.0)
+    ]
 
     def one(canary: Tensor, noise: NoiseStream) -> tuple[Tensor, Ledger]:
         audited = privacy
         if privacy.trust == "aggregate" and isinstance(noise, canaries.Weakened):  # it scales normal draws only
             mu = 2 * privacy.clip * math.sqrt(rounds) / (noise.factor * privacy.std(rounds))
             audited = replace(privacy, epsilon=renyi.epsilon_for(mu, DELTA))
-        leaves = {"a": canary[0, : WIDTH // 3], "b": canary[0, WIDTH // 3 :]}
-        averaging = Averaging(weights="uniform", privacy=audited)
         keys = Keys(0, noise.secret, "")
-        method = _Sender(rounds=rounds, averaging=averaging, canary=leaves, noise=noise)
+        method = _Sender(
+            rounds=rounds,
+            averaging=Averaging(weights="uniform", privacy=audited),
+            canary={"a": canary[0, : WIDTH // 3], "b": canary[0, WIDTH // 3 :]},
+            noise=noise,
+        )
         senders = [Client(c, method, record, keys=keys) for c, record in enumerate(data)]
         *_, last = run(method, LocalExecutor(senders), keys=keys)
         seen = torch.cat([last.server["a"], last.server["b"]])[None].double()
         return seen, last.ledger.outsiders if privacy.trust == "central" else last.ledger.server
 
-    count = 1000 if privacy.trust == "aggregate" else 4000  # whole numbers are drawn ten times as slowly
-    return Subject(one=one, clip=privacy.clip, shape=(1, WIDTH), count=count)
+    # whole numbers are drawn ten times as slowly
+    return Subject(one=one, clip=privacy.clip, shape=(1, WIDTH), count=1000 if privacy.trust == "aggregate" else 4000)
 
 
 @dataclass(frozen=True)
@@ -230,11 +238,19 @@ def one_run(method: DPSGD, included: Tensor, rng: torch.Generator, noise: NoiseS
     m = len(included)
     local = method.local
     ledger = Ledger()
-    plain = Training(optimizer="sgd", decay="constant", weight_decay=0.0, learning_rate=1.0)
-    sgd = replace(plain, batch=max(local.batch, m // 10), steps=min(local.steps, STEPS))
+    sgd = Training(
+        optimizer="sgd",
+        decay="constant",
+        weight_decay=0.0,
+        learning_rate=1.0,
+        batch=max(local.batch, m // 10),
+        steps=min(local.steps, STEPS),
+    )
     pulls = _Canaries(m, network=method.model.network) if isinstance(method.model, DDPM) else cast(Any, Pulls(m))
-    budget = None if method.noise_multiplier else method.epsilon  # A given sigma was checked against its own steps.
-    audited = replace(method, model=pulls, local=sgd, epsilon=budget, central=None)
+    # A given sigma was checked against its own steps.
+    audited = replace(
+        method, model=pulls, local=sgd, epsilon=None if method.noise_multiplier else method.epsilon, central=None
+    )
     images, labels = pulls.records(included, clip=method.max_grad_norm, opposite=method.relation == "replace_one")
     data = Records(images, labels, torch.arange(m))
     server: Params = pulls.init(rng)

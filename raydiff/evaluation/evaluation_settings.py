@@ -86,8 +86,9 @@ class Evaluation:
         """
         unknown = [name for name in self.metrics if name in METRICS and name not in modality.measures]
         if unknown:
-            wanted = ", ".join(modality.measures)
-            raise ValueError(f"evaluation.metrics must be of {modality.name} ({wanted}), got {unknown[0]}")
+            raise ValueError(
+                f"evaluation.metrics must be of {modality.name} ({', '.join(modality.measures)}), got {unknown[0]}"
+            )
         named = (modality.measures if name == ALL else (name,) for name in self.metrics)
         return tuple(dict.fromkeys(itertools.chain.from_iterable(named)))
 

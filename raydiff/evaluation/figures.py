@@ -68,10 +68,14 @@ def draw_counts(counts: Tensor, class_names: Sequence[str], path: Path) -> None:
     legible = few_clients and few_classes
     top = max(int(counts.max()), 1)
     total = int(counts.sum())
-    size = max(4.0, 1.6 + min(0.5 * classes, 14)), max(2.0, 1.4 + min(0.3 * clients, 9))  # inches
-    figure, ((axes,),) = panels(1, 1, size=size)
-    norm = PowerNorm(0.5, vmin=0, vmax=top)  # a linear scale hides small counts
-    cells = axes.pcolormesh(counts.numpy(), cmap="Blues", norm=norm, edgecolors="white", linewidth=0.5 * legible)
+    # inches
+    figure, ((axes,),) = panels(
+        1, 1, size=(max(4.0, 1.6 + min(0.5 * classes, 14)), max(2.0, 1.4 + min(0.3 * clients, 9)))
+    )
+    # a linear scale hides small counts
+    cells = axes.pcolormesh(
+        counts.numpy(), cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=top), edgecolors="white", linewidth=0.5 * legible
+    )
     axes.invert_yaxis()
     axes.set(title=f"records per client and class ({total:,} in all)", xlabel="class", ylabel="client")
     if few_clients:

@@ -184,8 +184,9 @@ def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callabl
     classes = dataset.cardinalities[0]
     public = dataset.splits["public"]
     key = f"cnn-{tree.digest(public.leaves)[:24]}-{classes}-{config.dim}-{torch.get_num_threads()}"
-    cnn = cached(key, lambda: features.train_cnn(public, classes=classes, dim=config.dim))
-    return Instruments(config, dataset, cnn)
+    return Instruments(
+        config, dataset, cached(key, lambda: features.train_cnn(public, classes=classes, dim=config.dim))
+    )
 
 
 def summarise(reports: Sequence[ClientReport]) -> list[Metric]:

@@ -20,13 +20,12 @@ from raydiff.models.d3pm import DiscreteDiffusion
 @functools.lru_cache(maxsize=4)
 def shares(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, ...]:
     """Positions of each client's training records, unseen clients last, without those that its audit removes."""
-    train = dataset.splits["train"]
     parts = _partition_records(experiment, dataset)
     model = experiment.method.model
     audit = experiment.audit
     if audit is None or not isinstance(model, DiscreteDiffusion):
         return tuple(parts)
-    return tuple(part[audit.kept(train.select(part), model)] for part in parts)
+    return tuple(part[audit.kept(dataset.splits["train"].select(part), model)] for part in parts)
 
 
 def _partition_records(experiment: Experiment, dataset: Dataset) -> list[Tensor]:

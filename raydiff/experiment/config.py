@@ -152,15 +152,23 @@ class Experiment:
         check_tree(self)
         check_budget(1.0, self.method.delta)
         if self.participants is not None:
-            fits = self.participants <= self.clients
-            check_value("participants", self.participants, fits, f"in 1..{self.clients} (the clients)")
+            check_value(
+                "participants",
+                self.participants,
+                self.participants <= self.clients,
+                f"in 1..{self.clients} (the clients)",
+            )
         least = self.min_clients
         most = self.in_a_round
         check_value("min_clients", least, least <= most, f"in 1..{most} (the clients in a round)")
         privacy = getattr(getattr(self.method, "averaging", None), "privacy", None)
         if privacy is not None and privacy.trust == "aggregate":
-            shares = f"at least method.averaging.privacy.shares = {privacy.shares}"
-            check_value("min_clients", least, least >= privacy.shares, shares)
+            check_value(
+                "min_clients",
+                least,
+                least >= privacy.shares,
+                f"at least method.averaging.privacy.shares = {privacy.shares}",
+            )
         if self.numerics.server_workers > 1:
             self._check_server_workers()
 
@@ -198,11 +206,12 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
         _check_audit(experiment.audit, method, dataset)
     if getattr(method, "center", None) == "public":
         public_mean(dataset.splits["public"])  # It raises where there is no public record: now, not when it is used.
-    data = datasets.anywhere(experiment.data)
     evaluation = experiment.evaluation
     if evaluation is not None and evaluation.weights is not None:
         evaluation = dataclasses.replace(evaluation, weights=datasets.absolute(evaluation.weights))
-    return dataclasses.replace(experiment, method=method, data=data, evaluation=evaluation, data_digest="")
+    return dataclasses.replace(
+        experiment, method=method, data=datasets.anywhere(experiment.data), evaluation=evaluation, data_digest=""
+    )
 
 
 def keyed(dataset: Dataset, secret: bytes) -> str:

@@ -80,9 +80,10 @@ def of_models(
     """
     assert experiment.evaluation is not None
     measured = pool.clients[: experiment.evaluation.clients]
-    split = experiment.evaluation.split
     senders = {client for client, size in progress.ledger.bytes_by_client.items() if size}
-    evaluated = zip(measured, pool.evaluate(measured, progress.sent, progress.number, split), strict=True)
+    evaluated = zip(
+        measured, pool.evaluate(measured, progress.sent, progress.number, experiment.evaluation.split), strict=True
+    )
     reports = [report if c in senders else report.of_outsider() for c, report in evaluated]
     final = suite.summarise(reports)
     ceilings.check_attacks([*of_ledger, *final], unlike=_label_distance(experiment, sorted(senders & set(measured))))
@@ -115,10 +116,11 @@ def _measure_unseen(
     """Quality of the unseen clients' models, and how much of the model they train."""
     assert experiment.evaluation is not None
     method = experiment.method
-    split = experiment.evaluation.split
     if not (late := experiment.everyone[experiment.clients :]):
         return []
-    reports = [r.of_outsider() for r in pool.evaluate(late, progress.sent, progress.number, split)]
+    reports = [
+        r.of_outsider() for r in pool.evaluate(late, progress.sent, progress.number, experiment.evaluation.split)
+    ]
     _draw_samples(experiment, reports, late, artifacts / "unseen.png", outsiders)
     metrics = [
         replace(metric, split="unseen", shown="distance_unseen" if metric.shown == "distance_all" else "")
@@ -151,5 +153,6 @@ def _draw_samples(
         shown = suite.first_of_each(public.labels[:, 0])[: max(map(len, rows.values()))]
         rows = {"real, public": public.images[shown], **rows}
     covered = all(r.of_server for r in reports) and "labels" in outsiders.declared
-    privacy = str(outsiders) if covered else "none"
-    grids.sample_grid(list(rows.values()), path, privacy=privacy, most=len(rows), names=list(rows))
+    grids.sample_grid(
+        list(rows.values()), path, privacy=str(outsiders) if covered else "none", most=len(rows), names=list(rows)
+    )

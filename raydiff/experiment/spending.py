@@ -116,8 +116,11 @@ def charge(experiment: Experiment, folder: Path) -> None:
                 first, record = next(iter(state.early.items()), (folder, record))
                 book.add({**record, "key": _key(first, book)}, len(state.records) + 1)
     number = max(n for n, record in enumerate(state.records, 1) if record.get("key") == key)
-    note = {"key": key, "book": book.folder.name, "record": number}
-    write_text(folder / NOTE, sealed(note, place_of(folder / NOTE)), durable=True)
+    write_text(
+        folder / NOTE,
+        sealed({"key": key, "book": book.folder.name, "record": number}, place_of(folder / NOTE)),
+        durable=True,
+    )
 
 
 def _bound(experiment: Experiment, folder: Path) -> BudgetLog | None:
@@ -301,9 +304,13 @@ def _key_of(folder: Path) -> str:
 def _key(folder: Path, book: BudgetLog) -> str:
     """A trial's key in the log, drawn once. Whoever removes the folder removes what could be sent again, too."""
     if not (folder / NOTE).exists():
-        fresh = {"key": uuid.uuid4().hex, "book": book.folder.name, "record": None}
         with suppress(FileExistsError):  # Another process was faster.
-            write_text(folder / NOTE, sealed(fresh, place_of(folder / NOTE)), durable=True, if_absent=True)
+            write_text(
+                folder / NOTE,
+                sealed({"key": uuid.uuid4().hex, "book": book.folder.name, "record": None}, place_of(folder / NOTE)),
+                durable=True,
+                if_absent=True,
+            )
     return _key_of(folder)
 
 

@@ -114,9 +114,12 @@ def for_pictures(dataset: Dataset, *, clients: int, gpu: bool) -> Suggestion:
         f"{pixels} values per picture are many for a CPU: expect colours and outlines, not objects. Use a machine with "
         "a GPU, or smaller pictures (--data.size 14)."
     )
-    values = {path: value for path, (value, _) in entries.items()}
-    why = {path: comment for path, (_, comment) in entries.items() if comment}
-    return Suggestion("digits", values, why, warning if pixels >= MANY and not gpu else "")
+    return Suggestion(
+        "digits",
+        values={path: value for path, (value, _) in entries.items()},
+        why={path: comment for path, (_, comment) in entries.items() if comment},
+        warns=warning if pixels >= MANY and not gpu else "",
+    )
 
 
 def _network(dataset: Dataset, *, clients: int, gpu: bool) -> dict[str, tuple[Any, str]]:
@@ -162,10 +165,9 @@ SUGGESTED: Mapping[str, Callable[..., Suggestion]] = {"pictures": for_pictures, 
 
 def suggested(dataset: Dataset, *, clients: int) -> Suggestion:
     """Return settings for this data set on this machine."""
-    gpu = torch.cuda.is_available()
     if (name := dataset.modality.name) not in SUGGESTED:
         raise ValueError(f"there are no suggested settings for {name}, only for {', '.join(SUGGESTED)}")
-    return SUGGESTED[name](dataset, clients=clients, gpu=gpu)
+    return SUGGESTED[name](dataset, clients=clients, gpu=torch.cuda.is_available())
 
 
 def written(head: str, suggestion: Suggestion, values: Mapping[str, Any]) -> str:

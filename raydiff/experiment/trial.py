@@ -76,8 +76,11 @@ class Trial:
     @property
     def store(self) -> Checkpoint:
         """The trial's checkpoint."""
-        guard = BudgetGuard(self.owner, self.folder, budget_log_of(self.folder, self.experiment.data))
-        return Checkpoint(self.folder, self.sweep / "cache", guard)
+        return Checkpoint(
+            self.folder,
+            self.sweep / "cache",
+            BudgetGuard(self.owner, self.folder, budget_log_of(self.folder, self.experiment.data)),
+        )
 
     @property
     def keys(self) -> Keys:
@@ -147,9 +150,10 @@ def open_trial(experiment: Experiment, sweep: Path, owner: Lease | None = None) 
 def begin(trial: Trial) -> None:
     """Write config.json. Raises LeaseLost if the driver lost the sweep, ValueError if the data have changed."""
     if trial.experiment.data_digest != config.keyed(datasets.load(trial.experiment.data), trial.keys.secret):
-        name = trial.experiment.data.name
-        secret = trial.sweep / "secret"
-        raise ValueError(f"the data set {name} is not the one that the trial was planned for, or {secret} is damaged")
+        raise ValueError(
+            f"the data set {trial.experiment.data.name} is not the one that the trial was planned for, or "
+            f"{trial.sweep / 'secret'} is damaged"
+        )
     if trial.owner is not None:
         trial.owner()
     heartbeat.delete_heartbeats(trial.folder)
@@ -168,9 +172,8 @@ def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
     """The stored, the configured or a random noise secret; writes nothing. Raises ValueError if two of them differ."""
     configured = experiment.runtime.noise_secret
     path = sweep / "secret"
-    storage = experiment.runtime.storage
     if not path.exists():
-        if configured is None and copies.bucket_has_sweep(storage, sweep.name):
+        if configured is None and copies.bucket_has_sweep(experiment.runtime.storage, sweep.name):
             raise ValueError(
                 f"the noise secret of {sweep.name} is not on this machine, and never in its bucket: set "
                 f"{staging.SECRET} to that of the machine where the sweep began"
@@ -206,14 +209,13 @@ def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) 
         "instruments": experiment.evaluation is not None,
         "strict": bool(experiment.runtime.budget or budget_log_of(trial.folder, experiment.data).begun),
     }
-    unseen = experiment.clients
-    return [Client(i, experiment.method, train.select(parts[i]), unseen=i >= unseen, **common) for i in ids]
+    return [Client(i, experiment.method, train.select(parts[i]), unseen=i >= experiment.clients, **common) for i in ids]
 
 
 def make_instruments(trial: Trial) -> Instruments | None:
     """The feature network (trained once per sweep) and splits of no client; None if nothing is evaluated."""
-    data = trial.experiment.data
     evaluation = trial.experiment.evaluation
+    data = trial.experiment.data
     return None if evaluation is None else suite.prepare(datasets.load(data), evaluation, trial.store.results.cached)
 
 
@@ -277,8 +279,8 @@ def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> It
         why = {f"client {client}": reason for client, reason in progress.rejected.items()}
         if why:
             rejected.log(progress.number, why)
-        written = {"metrics": [metric.to_json() for metric in metrics]}
-        log.log(progress.number, {**written, "server": asdict(server), "outsiders": asdict(outsiders)})
+        written = [metric.to_json() for metric in metrics]
+        log.log(progress.number, {"metrics": written, "server": asdict(server), "outsiders": asdict(outsiders)})
         yield {"round": progress.number, "finished": False, **columns(metrics), "rejected": why}
     assert progress is not None  # a method has at least one round
     if resumed:  # A client of no remaining round has not read its state since.
@@ -321,8 +323,13 @@ def _finish(
     if trial.owner is not None:
         trial.owner()
     columns(final)  # refuses a metric that is measured twice
-    written = [metric.to_json() for metric in final]
-    end(trial.folder, "finished", final=written, **_fields_of(*views), released=_released(trial, progress, views[1]))
+    end(
+        trial.folder,
+        "finished",
+        final=[metric.to_json() for metric in final],
+        **_fields_of(*views),
+        released=_released(trial, progress, views[1]),
+    )
     return final
 
 
@@ -338,12 +345,10 @@ def _released(trial: Trial, progress: Progress, outsiders: Guarantee) -> str:
 
 def guarantees(odometer: PrivacyOdometer, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
     """A trial's guarantee against server and outsiders; per example without the labels that the partition publishes."""
-    delta = experiment.method.delta
-    accountant = experiment.method.accountant
     published = experiment.partition.publishes_labels or experiment.unseen is not None
     both = []
     for view in (odometer.server, odometer.outsiders):
-        guarantee = add_caution(view.guarantee(delta, accountant), experiment)
+        guarantee = add_caution(view.guarantee(experiment.method.delta, experiment.method.accountant), experiment)
         labels = ("labels",) if published and guarantee.unit == "example" else ()
         both.append(replace(guarantee, declared=tuple(dict.fromkeys((*guarantee.declared, *labels)))))
     return both[0], both[1]

@@ -58,8 +58,13 @@ def risk(members: Tensor, nonmembers: Tensor, guesses: Tensor) -> Risk:
     value = (inside - outside) / (1 - outside)
     half = math.hypot(spread / (1 - outside), (1 - inside) * spread_out / (1 - outside) ** 2)
     rates = {name: float(hits.double().mean()) for name, hits in successes.items()}
-    interval = (value - half, min(1.0, value + half))
-    return Risk(**rates, attempts=len(members), intervals=intervals, risk=value, risk_interval=interval)
+    return Risk(
+        **rates,
+        attempts=len(members),
+        intervals=intervals,
+        risk=value,
+        risk_interval=(value - half, min(1.0, value + half)),
+    )
 
 
 def singling_out(synthetic: Tensor, *, members: Tensor, nonmembers: Tensor, rng: torch.Generator) -> Risk | None:

@@ -194,8 +194,7 @@ def _auc(members: Tensor, nonmembers: Tensor) -> tuple[float, Interval]:
     placed_members = 1 - _fraction_below(members, nonmembers)
     placed_nonmembers = _fraction_below(nonmembers, members)
     auc = float(placed_members.mean())
-    variance = placed_members.var() / len(members) + placed_nonmembers.var() / len(nonmembers)
-    half = Z95 * math.sqrt(float(variance))
+    half = Z95 * math.sqrt(float(placed_members.var() / len(members) + placed_nonmembers.var() / len(nonmembers)))
     low, high = _newcombe(auc, len(members), len(nonmembers))
     return auc, (max(0.0, min(low, auc - half)), min(1.0, max(high, auc + half)))
 
@@ -239,9 +238,7 @@ def _mean_of_two(first: tuple[int, int], second: tuple[int, int]) -> Interval:
     p = first[0] / first[1]
     q = second[0] / second[1]
     (p_low, p_high), (q_low, q_high) = wilson(*first), wilson(*second)
-    low = p + q - math.hypot(p - p_low, q - q_low)
-    high = p + q + math.hypot(p_high - p, q_high - q)
-    return low / 2, high / 2
+    return (p + q - math.hypot(p - p_low, q - q_low)) / 2, (p + q + math.hypot(p_high - p, q_high - q)) / 2
 
 
 def _check(*scores: Tensor) -> None:

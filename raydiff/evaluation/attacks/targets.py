@@ -107,8 +107,15 @@ def _score_roles(target: Target, roles: Roles, chosen: Mapping[str, attacks.Atta
     timesteps = attacks.grid(target.timesteps)
 
     def by_one(attack: attacks.Attack, z: Denoiser, records: Records) -> Tensor:
-        rng = seeding.generator(0, "attack noise")  # the same noise for all roles and trials
-        return attacks.scores(attack, z, records, alphas_bar=target.alphas_bar, timesteps=timesteps, rng=rng)
+        # the same noise for all roles and trials
+        return attacks.scores(
+            attack,
+            z,
+            records,
+            alphas_bar=target.alphas_bar,
+            timesteps=timesteps,
+            rng=seeding.generator(0, "attack noise"),
+        )
 
     def least(attack: attacks.Attack, records: Records) -> Tensor:
         return torch.stack([by_one(attack, z, records) for z in target.denoisers]).amin(0)

@@ -126,21 +126,30 @@ def frechet_metric(features: str, group: str) -> Metric:
     """
     network = bare_name(features)
     ranks = {"all": 3} if network == "inception" else {"minor": 1, "all": 2}
-    name = "fid" if network == "inception" else f"fd_{network}"
-    return _distance(name, group, f"Fréchet distance of {network} features", ranks)
+    return _distance(
+        "fid" if network == "inception" else f"fd_{network}", group, f"Fréchet distance of {network} features", ranks
+    )
 
 
 def kernel_metric(features: str, group: str) -> Metric:
     """Return the kernel distance of a group in these features, without a value."""
     network = bare_name(features)
-    name = "kid" if network == "inception" else f"kd_{network}"
-    return _distance(name, group, f"kernel distance of {network} features", {"all": 4})
+    return _distance(
+        "kid" if network == "inception" else f"kd_{network}",
+        group,
+        f"kernel distance of {network} features",
+        {"all": 4},
+    )
 
 
 def _distance(name: str, group: str, description: str, ranks: Mapping[str, int]) -> Metric:
-    shown = PLAIN_NAMES.get(group, "")
     return Metric(
-        name=name, group=group, lower_is_better=True, shown=shown, rank=ranks.get(group, 0), description=description
+        name=name,
+        group=group,
+        lower_is_better=True,
+        shown=PLAIN_NAMES.get(group, ""),
+        rank=ranks.get(group, 0),
+        description=description,
     )
 
 
