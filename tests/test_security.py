@@ -272,11 +272,11 @@ def test_weights_that_another_user_has_put_into_tmp_are_not_run(
 ) -> None:
     monkeypatch.setattr(inception, "USUAL", tmp_path)
     (tmp_path / inception.FILE).write_bytes(b"code")
-    assert inception.weights(None) == tmp_path / inception.FILE
+    assert inception.find_weights(None) == tmp_path / inception.FILE
     owner = SimpleNamespace(st_uid=os.getuid() + 1, st_mode=stat.S_IFREG)
     monkeypatch.setattr(Path, "stat", lambda *_, **__: owner)
     with pytest.raises(ValueError, match="belongs to another user of this machine, and holds code that would run here"):
-        inception.weights(None)
+        inception.find_weights(None)
 
 
 def test_a_local_ray_s_sockets_are_in_a_folder_of_its_user_alone(

@@ -279,6 +279,8 @@ def partition(records: Records, clients: int, *, how: Partition, rng: torch.Gene
 
     Raises ValueError if a client would get no record (under MajorityMinority: no record of some class).
     """
+    if not len(records):
+        raise ValueError("clients would get no record: there are none")
     owners = how.assign(records.bases[:, None] if how.counts_hidden_classes else records.labels, clients, rng)
     if (
         owners.shape != (len(records),)

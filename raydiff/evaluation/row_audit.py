@@ -1,18 +1,10 @@
 """Settings of the per-instance audit (pDP) of a table's rows; computed in `papers/discrete`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from torch import Tensor
 
-from raydiff.data.records import Records
-from raydiff.lookup import imported
 from raydiff.settings import Count, Positive, settings
-
-if TYPE_CHECKING:
-    from raydiff.models.d3pm import DiscreteDiffusion
 
 Condition = Literal["theorem", "relaxed"]
 """Condition of the radius: see `papers.discrete.radius`."""
@@ -33,8 +25,3 @@ class RowAudit:
     """m, rows that are released, of a conditional model each perhaps of the record's label; delta is linear in it."""
     condition: Condition = "relaxed"
     """Condition of the radius."""
-
-    def kept(self, records: Records, model: DiscreteDiffusion) -> Tensor:
-        """Return positions (n,) of the records to train on, ascending. Raises ValueError for fewer than two."""
-        positions: Tensor = imported(f"{AUDIT}:kept")(self, records, model)
-        return positions

@@ -11,9 +11,11 @@ from raydiff import seeding
 from raydiff.data import datasets, partition
 from raydiff.data.datasets import Dataset
 from raydiff.data.source_registry import identity
+from raydiff.evaluation import row_audit
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment
 from raydiff.formats.json_files import dumps, flatten, read_json
+from raydiff.lookup import imported
 from raydiff.models.d3pm import DiscreteDiffusion
 
 
@@ -25,7 +27,8 @@ def shares(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, ...]:
     audit = experiment.audit
     if audit is None or not isinstance(model, DiscreteDiffusion):
         return tuple(parts)
-    return tuple(part[audit.kept(dataset.splits["train"].select(part), model)] for part in parts)
+    kept = imported(f"{row_audit.AUDIT}:kept")
+    return tuple(part[kept(audit, dataset.splits["train"].select(part), model)] for part in parts)
 
 
 def _partition_records(experiment: Experiment, dataset: Dataset) -> list[Tensor]:

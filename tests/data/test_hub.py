@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -34,7 +35,7 @@ def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, repository, **_: None)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *asked, **_: SimpleNamespace(siblings=None))
     return tmp_path
 
 

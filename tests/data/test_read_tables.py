@@ -147,7 +147,7 @@ def test_public_rows_that_cannot_be(tmp_path: Path) -> None:
             read(config, public=public)
     with pytest.raises(ValueError, match=r"data\.bins must be at least 3"):
         read(RawTable(source=config.source, label="pays", bins=2), public=20)
-    with pytest.raises(ValueError, match="label 'pays' has one value only, 'yes', in its public rows"):
+    with pytest.raises(ValueError, match="label 'pays' must have 2 to 100 classes, got 1 in its public rows: name all"):
         read(config, public=1)
 
 
@@ -193,7 +193,7 @@ def test_another_file_is_read_by_the_same_mapping(tmp_path: Path, csv: str) -> N
         (people().iloc[:0], {}, "has 0 rows, a table needs two"),
         (people(age=[math.inf, *range(11)]), {}, "column 'age' must hold finite numbers, got 'inf'"),
         (people(rooms=[math.inf, 1, 2] * 4), {}, "column 'rooms' must hold finite numbers, got 'inf'"),
-        (people(pays="no"), {}, "label 'pays' has one value only"),
+        (people(pays="no"), {}, "label 'pays' must have 2 to 100 classes, got 1$"),
         (people(), {"label": "pay"}, "has no column 'pay'; did you mean pays"),
         (people(), {"columns": ("agee",)}, "has no column 'agee'; did you mean age"),
         (people(), {"columns": ("agee", "sexx")}, "mean age?; also t.csv has no column 'sexx'; did you mean sex?"),

@@ -5,7 +5,7 @@ from sklearn.datasets import load_digits
 from raydiff import tree
 from raydiff.data.datasets import Records
 from raydiff.evaluation.quality.distances import label_accuracy
-from raydiff.evaluation.quality.features import cnn_features, cnn_logits, train_cnn
+from raydiff.evaluation.quality.features import cnn, cnn_logits, train_cnn
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
@@ -35,7 +35,7 @@ def test_recognises_held_out_digits(digits: Records, params: Params) -> None:
 
 
 def test_features_are_standardised_on_the_training_records(digits: Records, params: Params) -> None:
-    features = cnn_features(params, digits.images[:250])
+    features = cnn(digits.images[:250], params)
     assert features.shape == (250, 16)
     torch.testing.assert_close(features.mean(0), torch.zeros(16), atol=1e-4, rtol=0)
     torch.testing.assert_close(features.std(0), torch.ones(16), atol=1e-4, rtol=0)
@@ -57,7 +57,7 @@ def test_takes_images_of_any_supported_shape(channels: int, height: int, width: 
     images = torch.rand(10, channels, height, width, generator=generator(0)) * 2 - 1
     records = Records(images, torch.arange(10)[:, None] % 3, torch.arange(10))
     trained = train_cnn(records, classes=3, dim=5, steps=1)
-    assert cnn_features(trained, images).shape == (10, 5)
+    assert cnn(images, trained).shape == (10, 5)
     assert cnn_logits(trained, images).shape == (10, 3)
     assert cnn_logits(trained, images).isfinite().all()
 

@@ -53,14 +53,14 @@ def dataset() -> Dataset:
 def test_pictures_are_resized_and_scaled_as_clean_fid_does_it(file: Path) -> None:
     """From 8 bits, by PIL's bicubic filter without rounding, to (x - 128) / 128."""
     images = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    result = inception.load(str(file))(images)
+    result = inception.inception(images, str(file))
     assert result.shape == (3, 2048)
     for picture, features in zip(images, result, strict=True):
         pixels = ((picture[0] + 1) * 127.5).round().numpy().astype(np.float32)
         large = np.asarray(Image.fromarray(pixels, mode="F").resize((299, 299), Image.Resampling.BICUBIC)).clip(0, 255)
         expected = (float(large.mean(dtype=np.float64)) - 128) / 128
         assert features[:3].tolist() == pytest.approx([expected] * 3, abs=1e-4) and not features[3:].any()
-    assert torch.equal(inception.load(str(file.parent))(images.expand(-1, 3, -1, -1)), result)
+    assert torch.equal(inception.inception(images.expand(-1, 3, -1, -1), str(file.parent)), result)
 
 
 def test_only_its_distances_are_fid_and_kid() -> None:

@@ -40,8 +40,8 @@ class CodeBook:
     @property
     def groups(self) -> dict[str, Mapping[str, Sequence[str]]]:
         """{column: {category: values}}, of all other columns and the label."""
-        grouped = {name: how for name, how in self.read.items() if isinstance(how, Mapping)}
-        return {**grouped, self.label: {value: (value,) for value in self.classes}}
+        classes = {value: (value,) for value in self.classes}
+        return {name: how for name, how in {**self.read, self.label: classes}.items() if isinstance(how, Mapping)}
 
 
 CODE_BOOKS: Door[CodeBook] = Door(

@@ -9,7 +9,6 @@ to OTHER: a private cell changes its own code only. Shapes: s rows, n columns, k
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 from collections.abc import Collection, Iterable, Sequence
@@ -80,8 +79,8 @@ def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encod
     fitted = tuple(name for name in names if name not in {*config.given_edges, *config.groups})
     rows = None
     if public is not None and fitted:
-        order = torch.randperm(len(table.frame), generator=generator(seed, "splits", "public rows"))
-        rows = _draw_public_rows(frame, order.numpy(), public, path, fitted)
+        order = torch.randperm(len(table.frame), generator=generator(seed, "splits", "public rows")).numpy()
+        rows = _draw_public_rows(frame, order, public, path, fitted)
     raw = frame if rows is None else frame.iloc[rows]
     kinds = {name: _kind(config, table, name, raw[name].dropna().unique()) for name in names}
     frame = _canonical(frame, kinds, config, table)
@@ -89,8 +88,8 @@ def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encod
     if fitted:
         notes.append(_describe_kinds({name: kinds[name] for name in fitted}))
         notes.append(f"bins and categories were taken from {'these' if rows is None else f'{len(rows)} public'} rows")
-    encoded = _encode(frame, mapping, path.name, tuple(notes))
-    return dataclasses.replace(encoded, fitted_columns=fitted, public=None if rows is None else torch.from_numpy(rows))
+    drawn = None if rows is None else torch.from_numpy(rows)
+    return _encode(frame, mapping, path.name, tuple(notes), fitted_columns=fitted, public=drawn)
 
 
 def read_again(config: RawTable, path: Path, mapping: Mapping) -> Encoded:
@@ -149,9 +148,9 @@ def _choose_columns(config: RawTable, table: Cells, path: Path) -> tuple[tuple[s
 
 
 def _check_columns(names: Sequence[str], columns: Iterable[str], path: Path) -> None:
+    every = f"; it has {', '.join(columns)}"
     unknown = [name for name in names if name not in columns]
-    hints = {name: nearest(name, columns) or f"; it has {', '.join(columns)}" for name in unknown}
-    refuse({name: [f"{path.name} has no column {name!r}{hint}"] for name, hint in hints.items()})
+    refuse({name: [f"{path.name} has no column {name!r}{nearest(name, columns) or every}"] for name in unknown})
 
 
 def _drop_incomplete_rows(
@@ -192,9 +191,10 @@ def _kind(config: RawTable, table: Cells, name: str, texts: Collection[str]) -> 
     if name in config.groups:
         texts = [text for group in config.groups[name].values() for text in group]
     declared: dict[str, Any] = {**config.declared, **dict.fromkeys(config.given_edges, "number")}
+    if name in declared:
+        return declared[name]
     of_file: Any = table.kinds.get(name) if len(texts) else None  # A private cell may decide the type of no value.
-    kind: Kind = declared.get(name) or of_file or infer_kind(texts, config.csv.decimal)
-    return kind
+    return of_file or infer_kind(texts, config.csv.decimal)
 
 
 def _canonical(frame: pd.DataFrame, kinds: Kinds, config: RawTable, table: Cells) -> pd.DataFrame:
@@ -244,7 +244,7 @@ def _fit(
 
 def _column(config: RawTable, values: pd.Series, kind: Kind, bins: int, *, public: bool) -> Column:
     name = str(values.name)
-    edges = config.given_edges.get(str(values.name))
+    edges = config.given_edges.get(name)
     groups = config.groups
     ours = public and edges is None and name not in groups
     is_number = kind != "text" and name not in groups
@@ -260,20 +260,25 @@ def _column(config: RawTable, values: pd.Series, kind: Kind, bins: int, *, publi
 
 
 def _label(config: RawTable, values: pd.Series, kind: Kind, *, public: bool) -> Column:
-    values, name = values.dropna(), str(values.name)
-    declared = config.groups.get(name)
+    declared = config.groups.get(str(values.name))
     classes = values.nunique()
-    if declared is None and classes < 2:
-        has = f"has one value only, {values.iloc[0]!r}," if classes else "has no value"
-        remedy = " in its public rows: name all its classes (--data.classes A B ...), or raise data.public"
-        raise ValueError(f"label {name!r} {has}{remedy if public else ''}")
-    if declared is None and classes > MOST_CLASSES:
-        raise ValueError(f"label {name!r} must have at most {MOST_CLASSES} classes, got {classes}")
-    return groups_of(values, kind=kind, bins=MOST_CLASSES + public, groups=declared, public=public)
+    if declared is None and not 2 <= classes <= MOST_CLASSES:
+        remedy = ": name all its classes (--data.classes A B ...), or raise data.public" if public else ""
+        raise ValueError(
+            f"label {values.name!r} must have 2 to {MOST_CLASSES} classes, got {classes}"
+            f"{' in its public rows' * public}{remedy}"
+        )
+    return groups_of(values.dropna(), kind=kind, bins=MOST_CLASSES + public, groups=declared, public=public)
 
 
-def _encode(frame: pd.DataFrame, mapping: Mapping, says: str, notes: tuple[str, ...]) -> Encoded:
+def _encode(frame: pd.DataFrame, mapping: Mapping, says: str, notes: tuple[str, ...], **more: Any) -> Encoded:
     codes, labels = mapping.encode(frame)
-    numbers = torch.from_numpy(frame.index.to_numpy(dtype=np.int64).copy())
-    classes = None if labels is None else torch.from_numpy(labels)
-    return Encoded(torch.from_numpy(codes), classes, numbers, mapping, says, notes)
+    return Encoded(
+        codes=torch.from_numpy(codes),
+        labels=None if labels is None else torch.from_numpy(labels),
+        rows=torch.from_numpy(frame.index.to_numpy(dtype=np.int64).copy()),
+        mapping=mapping,
+        says=says,
+        notes=notes,
+        **more,
+    )

@@ -57,14 +57,9 @@ def train_cnn(records: Records, *, classes: int, dim: int, seed: int = 0, steps:
     return _standardise({k: p.detach() for k, p in params.items()}, images)
 
 
-def cnn_features(params: Params, images: Tensor) -> Tensor:
-    """Return penultimate features of images (N, C, H, W): (N, dim) float32 on the parameters' device."""
-    return _run_in_batches(lambda x: _trunk(params, x), params, images)
-
-
 def cnn(images: Tensor, weights: Params) -> Tensor:
-    """`cnn_features`, as in FEATURES."""
-    return cnn_features(weights, images)
+    """Return penultimate features of images (N, C, H, W): (N, dim) float32 on the parameters' device."""
+    return _run_in_batches(lambda x: _trunk(weights, x), weights, images)
 
 
 FEATURES: Door[Callable[[Tensor, Any], Tensor]] = Door(
@@ -126,7 +121,7 @@ def _augment(x: Tensor, rng: torch.Generator) -> Tensor:
 
 def _standardise(params: Params, images: Tensor) -> Params:
     """The same classifier, with the features' mean and scale on `images` moved into the head."""
-    features = cnn_features(params, images)
+    features = cnn(images, params)
     mean = features.mean(0)
     std = features.std(0).clamp_min(1e-6)
     return {

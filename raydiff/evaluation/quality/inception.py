@@ -23,7 +23,7 @@ URL = f"https://nvlabs-fi-cdn.nvidia.com/stylegan2-ada-pytorch/pretrained/metric
 BATCH = 64
 
 
-def weights(path: str | None) -> Path:
+def find_weights(path: str | None) -> Path:
     """Return the file of weights: `path` or in this folder, else in clean-fid's folder.
 
     Raises ValueError where it is missing, and where another user owns clean-fid's: TorchScript is code.
@@ -46,18 +46,13 @@ def weights(path: str | None) -> Path:
 
 
 def check(path: str | None) -> None:
-    """Raise ValueError where `load` would; does not use the accelerator."""
-    _open_network(weights(path))
-
-
-def load(path: str | None) -> Callable[[Tensor], Tensor]:
-    """Return the function images (N, 1 or 3, H, W) on [-1, 1] -> features (N, 2048) float32. Raises as `weights`."""
-    return _load(weights(path).absolute())
+    """Raise ValueError where `inception` would; does not use the accelerator."""
+    _open_network(find_weights(path))
 
 
 def inception(images: Tensor, weights: str | None) -> Tensor:
-    """`load`, as in `features.FEATURES`."""
-    return load(weights)(images)
+    """Return features (N, 2048) float32 of images (N, 1 or 3, H, W) on [-1, 1]. Raises as `find_weights`."""
+    return _load(find_weights(weights).absolute())(images)
 
 
 @functools.lru_cache(maxsize=1)

@@ -25,7 +25,7 @@ from raydiff.methods.localonly import LocalOnly
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.training import Training
 from raydiff.papers.discrete.bound import ReleasedRows
-from raydiff.papers.discrete.client_audit import bounds, measured
+from raydiff.papers.discrete.client_audit import bounds, kept as kept_rows, measured
 from raydiff.papers.discrete.kernel import Kernel
 from raydiff.seeding import generator
 
@@ -88,8 +88,8 @@ def test_the_most_exposed_are_left_out_and_the_rest_audited_again(batch: float, 
     """10 of 40 records: one at a time (at least), in batches of which the last is cut short, and in one pass."""
     records = skewed(40, 109)
     ways = {s: left_by_hand(records, 10, s) for s in (1, 4, 40)}
-    assert RowAudit(remove=0.25, batch=batch).kept(records, MODEL).tolist() == ways[size]
-    assert RowAudit(batch=batch).kept(records, MODEL).tolist() == list(range(40))
+    assert kept_rows(RowAudit(remove=0.25, batch=batch), records, MODEL).tolist() == ways[size]
+    assert kept_rows(RowAudit(batch=batch), records, MODEL).tolist() == list(range(40))
     assert ways[1] != ways[4] != ways[40] != ways[1]
 
 
@@ -100,7 +100,7 @@ def test_one_pass_leaves_a_record_alone_with_its_value_and_removal_by_batches_do
     assert bounds(RowAudit(), table, MODEL).max() < np.inf
     largest = {}
     for batch in (0.125, 1.0):
-        kept = RowAudit(remove=0.25, batch=batch).kept(table, MODEL)
+        kept = kept_rows(RowAudit(remove=0.25, batch=batch), table, MODEL)
         largest[batch] = bounds(RowAudit(), table.select(kept), MODEL).max()
     assert largest[0.125] < np.inf == largest[1.0]
 
