@@ -21,8 +21,7 @@ from commands import parsed
 import raydiff
 from raydiff.__main__ import COMMANDS
 from raydiff.cli import arguments, sweep
-from raydiff.cli.options import SHORT as SHORT_OPTIONS
-from raydiff.cli.options import parse_known
+from raydiff.cli.options import SHORT as SHORT_OPTIONS, parse_known
 from raydiff.experiment import toml_file as file
 from raydiff.experiment.presets import PRESETS
 from raydiff.lookup import is_outside

@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 
 from analysis.theory.theory_tables import bracket
-from raydiff.evaluation.row_audit import Condition
+from raydiff.evaluation.evaluation_settings import Condition
 from raydiff.formats import plots
 from raydiff.formats.csv_files import write_csv
 from raydiff.formats.intervals import student

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from raydiff.data import parquet, sizes
+from raydiff.data import sizes
 
 PREFIX = "hub:"
 NAME = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:/(.+))?")  # hub:owner/name, or hub:owner/name/folder in it
@@ -20,6 +20,8 @@ def folder(name: str) -> Path:
 
     Raises ValueError as `snapshot_of` does, and without parquet files.
     """
+    from raydiff.data import parquet  # slow to import
+
     if not (match := NAME.fullmatch(name)):
         raise ValueError(f"a data set of the hub is hub:owner/name, got {name!r}")
     repository, inner = match.groups()

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -73,8 +76,6 @@ def read_parquet_files(folder: Path, labels: Sequence[str]) -> Source:
 
 def _open(path: Path, labels: Sequence[str]) -> _File | None:
     """The file's labels; None if it has no rows."""
-    import pyarrow.parquet as pq
-
     with _reading(path):
         schema = pq.read_schema(path)
         rows = pq.read_metadata(path).num_rows
@@ -93,8 +94,6 @@ def _open(path: Path, labels: Sequence[str]) -> _File | None:
 
 def _check_labels(path: Path, name: str, column: Any, names: tuple[str, ...] | None) -> Any:
     """The label column as int64, or as text with a dictionary."""
-    import pyarrow as pa
-
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind)
     if not (pa.types.is_integer(kind) or (is_text and names is None)) or column.null_count:
@@ -126,8 +125,6 @@ def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...] | 
 
 def _encode_labels(files: Sequence[_File], place: int) -> tuple[Tensor, tuple[str, ...]]:
     """One label column over all files: values (N,) int64 and their names."""
-    import pyarrow as pa
-
     types = {pa.types.is_integer(file.labels[place].type): file.path for file in files}
     if len(types) > 1:
         raise ValueError(f"the labels of {types[False]} are text or booleans, but those of {types[True]} are integers")
@@ -151,8 +148,6 @@ def _encode_labels(files: Sequence[_File], place: int) -> tuple[Tensor, tuple[st
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Convert pyarrow's errors on damaged files to ValueErrors that name the file."""
-    import pyarrow as pa
-
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -164,8 +159,6 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _pictures(files: Sequence[_File], rows: Tensor) -> Iterator[Picture]:
     """The pictures of `rows`, ascending row numbers over all files, unpacked a few at a time."""
-    import pyarrow.parquet as pq
-
     end = 0
     for file in files:
         first = end  # row 0 of this file
@@ -184,9 +177,6 @@ def _pictures(files: Sequence[_File], rows: Tensor) -> Iterator[Picture]:
 
 def _read_row_group(file: _File, parquet: Any, group: int, rows: Tensor) -> Iterator[tuple[int, bytes | None]]:
     """(row, encoded picture) of these rows of a row group."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     columns = parquet.metadata.row_group(group).to_dict()["columns"]
     size = sum(c["total_uncompressed_size"] for c in columns if c["path_in_schema"].split(".")[0] == file.image)
     sizes.check_fits(f"the pictures of one row group in {file.path}", size, "write smaller row groups")

@@ -1,20 +1,20 @@
-"""Generated pictures as parquet files in the Hugging Face image layout."""
-
-from __future__ import annotations
+"""Generated pictures as parquet files in the Hugging Face image layout, and as sample grids."""
 
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 from torch import Tensor
 
 from raydiff.data.records import label_numbers
 from raydiff.formats.json_files import dumps
 from raydiff.tree import finite
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
+ROWS = 8  # clients shown
+SCALE = 4  # small pictures are enlarged by this
 
 
 def to_bytes(images: Tensor) -> Tensor:
@@ -22,10 +22,8 @@ def to_bytes(images: Tensor) -> Tensor:
     return ((finite(images, "pictures").clamp(-1, 1) + 1) * 127.5).round().byte().movedim(-3, -1)
 
 
-def picture(pixels: Tensor) -> Image:
+def picture(pixels: Tensor) -> Image.Image:
     """Return pixels (H, W, C) uint8 as a PIL image. Raises ValueError unless C is 1 (grey) or 3 (RGB)."""
-    from PIL import Image
-
     if pixels.shape[2] not in (1, 3):
         raise ValueError(f"a picture has 1 or 3 channels, got {pixels.shape[2]}")
     array = pixels.numpy()
@@ -57,3 +55,37 @@ def write_parquet(
         images.append({"bytes": buffer.getvalue(), "path": None})
     columns = {c: [numbers[c][v] for v in values.tolist()] for c, values in zip(names, labels.T, strict=True)}
     pq.write_table(pa.Table.from_pydict({"image": images, **columns}, schema=schema), path)
+
+
+def sample_grid(
+    pictures: Sequence[Tensor], path: Path, *, privacy: str, most: int = ROWS, names: Sequence[str] = ()
+) -> None:
+    """Write one row per client (the first `most`), one column per picture; pictures (n, C, H, W) on [-1, 1].
+
+    `names` are written before the rows, `privacy` into the PNG's metadata.
+    """
+    columns, (c, h, w) = max(len(p) for p in pictures), pictures[0].shape[1:]
+    grid = torch.full((len(pictures[:most]), columns, c, h + 1, w + 1), -1.0)  # with lines between pictures
+    for row, p in zip(grid, pictures, strict=False):
+        row[: len(p), :, :h, :w] = p
+    image = picture(to_bytes(grid.permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2)))
+    scale = max(1, SCALE * 8 // w)
+    image = image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)
+    if names:
+        image = _write_names(image, names[:most])
+    text = PngImagePlugin.PngInfo()
+    text.add_text("privacy", privacy)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, pnginfo=text)
+
+
+def _write_names(image: Image.Image, names: Sequence[str]) -> Image.Image:
+    """The picture with the rows' names in a left margin."""
+    font = ImageFont.load_default(size=12)
+    row = image.height // len(names)
+    margin = 8 + max(round(font.getlength(name)) for name in names)
+    wide = Image.new(image.mode, (margin + image.width, image.height))
+    wide.paste(image, (margin, 0))
+    for i, name in enumerate(names):
+        ImageDraw.Draw(wide).text((4, i * row + row // 2), name, font=font, anchor="lm", fill="white")
+    return wide

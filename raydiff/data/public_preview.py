@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from raydiff.data.grids import sample_grid
+from raydiff.data.picture_files import sample_grid
 from raydiff.data.records import Center, Records, clip_center, codes_of
 from raydiff.data.tables.encode import Column
 from raydiff.formats.tables import aligned

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from raydiff import lookup
-from raydiff.data import folders, hub, parquet, superclasses
+from raydiff.data import folders, hub, superclasses
 from raydiff.data.modality import TableRows
 from raydiff.data.pictures import Picture
 from raydiff.data.source import Source
@@ -129,6 +129,8 @@ def _hint(name: str, more: Iterable[str]) -> str:
 
 def files(folder: Path | None, labels: Sequence[str]) -> Source:
     """A folder of parquet files, else of pictures, else with one folder of parquet files in it."""
+    from raydiff.data import parquet  # slow to import
+
     assert folder is not None
     if parquet.files_in(folder):
         return parquet.read_parquet_files(folder, labels)

@@ -11,7 +11,7 @@ from raydiff import seeding
 from raydiff.data import datasets, partition
 from raydiff.data.datasets import Dataset
 from raydiff.data.source_registry import identity
-from raydiff.evaluation import row_audit
+from raydiff.evaluation.evaluation_settings import AUDIT
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment
 from raydiff.formats.json_files import dumps, flatten, read_json
@@ -27,7 +27,7 @@ def shares(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, ...]:
     audit = experiment.audit
     if audit is None or not isinstance(model, DiscreteDiffusion):
         return tuple(parts)
-    kept = imported(f"{row_audit.AUDIT}:kept")
+    kept = imported(f"{AUDIT}:kept")
     return tuple(part[kept(audit, dataset.splits["train"].select(part), model)] for part in parts)
 
 

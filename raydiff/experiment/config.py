@@ -14,8 +14,7 @@ from raydiff.data import datasets
 from raydiff.data.datasets import Data, Dataset
 from raydiff.data.partition import PARTITIONS, MajorityMinority, Partition, UnseenClients
 from raydiff.data.records import public_mean
-from raydiff.evaluation.evaluation_settings import Evaluation
-from raydiff.evaluation.row_audit import RowAudit
+from raydiff.evaluation.evaluation_settings import Evaluation, RowAudit
 from raydiff.experiment import overrides
 from raydiff.federated.method import Method
 from raydiff.formats.json_files import KEYED, dumps, read_json

@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from raydiff import seeding
-from raydiff.data import datasets, entangled, grids, partition
-from raydiff.evaluation import figures, row_audit, suite
+from raydiff.data import datasets, entangled, partition, picture_files
+from raydiff.evaluation import figures, suite
+from raydiff.evaluation.evaluation_settings import AUDIT
 from raydiff.evaluation.suite import ClientReport
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
@@ -52,7 +53,7 @@ def of_data(experiment: Experiment, *, together: bool) -> list[Metric]:
     if experiment.audit is None or not isinstance(model, DiscreteDiffusion):
         return overlap
     tables = [train.select(part) for part in parts]
-    return [*overlap, *imported(f"{row_audit.AUDIT}:measured")(experiment.audit, tables, model, together=together)]
+    return [*overlap, *imported(f"{AUDIT}:measured")(experiment.audit, tables, model, together=together)]
 
 
 def validation(experiment: Experiment, pool: ClientExecutor, progress: Progress) -> list[Metric]:
@@ -147,12 +148,12 @@ def _draw_samples(
     """
     if not all(len(r.pictures) for r in reports):  # Classifiers make none.
         return
-    rows = {f"client {c}": r.pictures for c, r in zip(clients[: grids.ROWS], reports, strict=False)}
+    rows = {f"client {c}": r.pictures for c, r in zip(clients[: picture_files.ROWS], reports, strict=False)}
     public = datasets.load(experiment.data).splits["public"]
     if len(public):
         shown = suite.first_of_each(public.labels[:, 0])[: max(map(len, rows.values()))]
         rows = {"real, public": public.images[shown], **rows}
     covered = all(r.of_server for r in reports) and "labels" in outsiders.declared
-    grids.sample_grid(
+    picture_files.sample_grid(
         list(rows.values()), path, privacy=str(outsiders) if covered else "none", most=len(rows), names=list(rows)
     )

@@ -9,7 +9,7 @@ from raydiff.data.datasets import Data
 from raydiff.data.partition import Dirichlet, Entangled, MajorityMinority, UnseenClients
 from raydiff.data.tables.read import RawTable
 from raydiff.data.unseen_client import Choice
-from raydiff.evaluation.row_audit import RowAudit
+from raydiff.evaluation.evaluation_settings import RowAudit
 
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     *((Data, {field: 0}, field) for field in ("size", "train", "bins")),

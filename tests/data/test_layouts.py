@@ -12,7 +12,7 @@ import pytest
 import torch
 from sets import FEW, grey_set, message, pictures, png, write
 
-from raydiff.data import hub, source_registry
+from raydiff.data import parquet, source_registry
 from raydiff.data.datasets import SPLITS, Data, load
 from raydiff.data.unseen_client import Choice, choose_client
 from raydiff.experiment.config import resolve
@@ -154,7 +154,7 @@ def test_folders_that_are_ambiguous_or_hold_nothing(tmp_path: Path) -> None:
 
 def test_a_snapshot_lies_in_a_hidden_folder(tmp_path: Path) -> None:
     assert load(Data(name=str(clone(tmp_path / ".cache" / "set")), **FEW)).says.startswith("3 parquet files")
-    assert hub.parquet.folders_below(tmp_path / ".cache" / "set") == [tmp_path / ".cache" / "set" / "data"]
+    assert parquet.folders_below(tmp_path / ".cache" / "set") == [tmp_path / ".cache" / "set" / "data"]
 
 
 def test_a_git_lfs_pointer_is_called_one(tmp_path: Path) -> None:

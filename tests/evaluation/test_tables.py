@@ -15,9 +15,8 @@ from torch import Tensor
 from raydiff.data.datasets import Data, load
 from raydiff.data.modality import TableRows
 from raydiff.data.partition import ByClass, Iid
-from raydiff.evaluation.evaluation_settings import Evaluation
+from raydiff.evaluation.evaluation_settings import Evaluation, RowAudit
 from raydiff.evaluation.quality import table_fidelity as tables
-from raydiff.evaluation.row_audit import RowAudit
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import open_trial

@@ -15,8 +15,7 @@ from commands import changes
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, UnseenClients
 from raydiff.data.tables.cells import Csv
-from raydiff.evaluation.evaluation_settings import Evaluation
-from raydiff.evaluation.row_audit import RowAudit
+from raydiff.evaluation.evaluation_settings import Evaluation, RowAudit
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import convert, flat, has_path, override, to_dict

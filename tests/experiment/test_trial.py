@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from raydiff.data import grids
+from raydiff.data import picture_files
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Pooled, UnseenClients
 from raydiff.evaluation import suite as evaluate
@@ -187,7 +187,7 @@ def test_artifacts(finished: Finished) -> None:
     assert all(len(row) == len(table["columns"]) and {*map(type, row)} == {str} for row in table["data"])
     with Image.open(folder / "samples.png") as image:
         assert image.info["privacy"] == "none"
-        assert image.height == 3 * 9 * grids.SCALE  # two clients below the public pictures
+        assert image.height == 3 * 9 * picture_files.SCALE  # two clients below the public pictures
     assert sorted(p.name for p in folder.iterdir()) == ["ledger.json", "partition.png", "samples.png"]
 
 

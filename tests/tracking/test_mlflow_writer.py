@@ -19,7 +19,7 @@ from mlflow.entities import LoggedModelOutput
 from PIL import Image
 from trial_folders import written
 
-from raydiff.data.grids import sample_grid
+from raydiff.data.picture_files import sample_grid
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.formats import json_files

@@ -38,7 +38,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from raydiff.evaluation.row_audit import Condition
+from raydiff.evaluation.evaluation_settings import Condition
 from raydiff.papers.discrete.histograms import Counts, Histograms, distinct, histograms
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
 from raydiff.papers.discrete.radius import radius

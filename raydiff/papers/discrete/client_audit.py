@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records, codes_of, join_records, label_rows
-from raydiff.evaluation.row_audit import RowAudit
+from raydiff.evaluation.evaluation_settings import RowAudit
 from raydiff.formats.metric_records import Metric
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.papers.discrete.bound import ReleasedRows, audit

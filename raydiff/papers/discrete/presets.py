@@ -4,8 +4,7 @@ from dataclasses import replace
 
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid, Pooled
-from raydiff.evaluation.evaluation_settings import Evaluation
-from raydiff.evaluation.row_audit import RowAudit
+from raydiff.evaluation.evaluation_settings import Evaluation, RowAudit
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override
 from raydiff.experiment.study import SEEDS, Arm, Choices, Study

@@ -18,7 +18,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from raydiff.evaluation.row_audit import Condition
+from raydiff.evaluation.evaluation_settings import Condition
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
 
 

@@ -19,7 +19,7 @@ from raydiff import seeding, tree
 from raydiff.cli.options import StorageOptions, parse_known
 from raydiff.data import datasets
 from raydiff.data.datasets import SPLITS, Data, Dataset
-from raydiff.data.grids import sample_grid
+from raydiff.data.picture_files import sample_grid
 from raydiff.experiment import overrides
 from raydiff.papers.feddistr.latent import model as latent, pretrain
 from raydiff.papers.feddistr.latent.pretrain import Pretrained, Pretraining

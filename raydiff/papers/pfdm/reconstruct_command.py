@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raydiff import seeding, tree
 from raydiff.cli.options import RunOptions, parse
-from raydiff.data.grids import sample_grid
+from raydiff.data.picture_files import sample_grid
 from raydiff.data.records import Records, join_records
 from raydiff.experiment.trial import make_clients
 from raydiff.formats.json_files import dumps

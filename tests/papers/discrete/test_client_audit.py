@@ -13,8 +13,7 @@ from reference.pdp_reference import deltas
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid
 from raydiff.data.records import Records, images_of
-from raydiff.evaluation.evaluation_settings import Evaluation
-from raydiff.evaluation.row_audit import RowAudit
+from raydiff.evaluation.evaluation_settings import Evaluation, RowAudit
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import open_trial
