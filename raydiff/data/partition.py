@@ -311,8 +311,7 @@ def draw_unseen(records: Records, how: UnseenClients, *, rng: torch.Generator) -
     wanted = how.classes * how.clients + 1 if how.own_classes else how.classes
     if wanted > len(present):
         one, more = (" (one at least is for the others)", " or unseen.clients") if how.own_classes else ("", "")
-        few = f"{wanted} classes are needed{one}, there are {len(present)}"
-        raise ValueError(f"unseen.classes: {few}: lower it{more}")
+        raise ValueError(f"unseen.classes: {wanted} classes are needed{one}, there are {len(present)}: lower it{more}")
     order = torch.randperm(len(records), generator=rng)
     left = {int(c): order[records.labels[order, 0] == c] for c in present}
     shuffled = present[torch.randperm(len(present), generator=rng)].tolist()
@@ -323,8 +322,10 @@ def draw_unseen(records: Records, how: UnseenClients, *, rng: torch.Generator) -
             drawn = present[torch.randperm(len(present), generator=rng)].tolist()
             classes = [c for c in drawn if len(left[c]) >= max(numbers)][: how.classes]
         if len(classes) < how.classes:
-            few = f"{len(classes)} classes have {max(numbers)} records left, {how.classes} are wanted"
-            raise ValueError(f"too few training records ({few}): lower unseen.records or unseen.clients")
+            raise ValueError(
+                f"too few training records ({len(classes)} classes have {max(numbers)} records left, {how.classes} are "
+                "wanted): lower unseen.records or unseen.clients"
+            )
         rows = []
         for c, n in zip(classes, numbers, strict=True):
             rows.append(left[c][:n])

@@ -64,7 +64,8 @@ def sample_grid(
 
     `names` are written before the rows, `privacy` into the PNG's metadata.
     """
-    columns, (c, h, w) = max(len(p) for p in pictures), pictures[0].shape[1:]
+    columns = max(len(p) for p in pictures)
+    c, h, w = pictures[0].shape[1:]
     grid = torch.full((len(pictures[:most]), columns, c, h + 1, w + 1), -1.0)  # with lines between pictures
     for row, p in zip(grid, pictures, strict=False):
         row[: len(p), :, :h, :w] = p

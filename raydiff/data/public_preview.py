@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from raydiff.data.picture_files import sample_grid
@@ -18,8 +19,7 @@ PICTURES_SHOWN = 6
 def measure_norms(public: Records, center: Tensor | None) -> Tensor:
     """Return the L2 norms (N,) of the flattened pictures on [-1, 1], less the center (None: grey, 0)."""
     offsets = public.images if center is None else public.images - center
-    norms: Tensor = offsets.flatten(1).norm(dim=1)
-    return norms
+    return torch.linalg.vector_norm(offsets.flatten(1), dim=1)
 
 
 def suggest_clip(public: Records, center: Center) -> float:
@@ -32,8 +32,10 @@ def describe_norms(public: Records, *, center: Center, clip: float | None) -> st
     if not len(public):
         return "suggested clip: none, since data.public is 0; norms of private pictures are not shown"
     centered = "" if center == "public" else f"; {suggest_clip(public, 'public'):.2f} with --method.center public"
-    about = f"the median norm of the {len(public)} public pictures{centered}"
-    text = f"suggested clip: {suggest_clip(public, center):.2f}, {about}"
+    text = (
+        f"suggested clip: {suggest_clip(public, center):.2f}, the median norm of the {len(public)} public "
+        f"pictures{centered}"
+    )
     if clip is None:
         return text
     clipped = (measure_norms(public, clip_center(center, public)) > clip).double().mean()

@@ -81,9 +81,9 @@ def folder_of(name: str, root: str | None) -> Path | None:
         return Path(root).expanduser().absolute() if root else None
     if is_path(name, root):
         if not (path := Path(name).expanduser()).is_dir():
-            hint = f" (a data set of the hub is hub:{name})" if hub.NAME.fullmatch(f"hub:{name}") else ""
             raise ValueError(
-                f"data set {name!r} has a /, so it is a path, but there is no folder {path.absolute()}{hint}"
+                f"data set {name!r} has a /, so it is a path, but there is no folder {path.absolute()} (a data set of "
+                "the hub is hub:owner/name)"
             )
         return path.resolve()
     return _below_root(name, root).resolve()
@@ -112,8 +112,6 @@ def _below_root(name: str, root: str | None) -> Path:
             f"data.root{(_hint(name, ()) if unknown else '')}"
         )
     parent = Path(root).expanduser()
-    if not parent.is_dir():
-        raise ValueError(f"the folder of data sets (data.root, else RAYDIFF_DATA) does not exist: {root}")
     if (folder := parent / FOLDERS.get(name, name)).is_dir():
         return folder
     below = (file.parent.name for file in sorted(parent.glob("*/*.parquet")))

@@ -148,21 +148,20 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
         for split in attacked_splits:
             count = len(targets.in_proportion(dataset.splits[split], records.labels[:, 0]))
             if len(records) < 4 or count < 2:
-                has = (
-                    f"client {client_id} has {len(records)} records and the {split} split {count} in its mix of classes"
-                )
-                lower = "lower clients, raise data.train (partition.least 4 of a Dirichlet partition)"
-                remedy = lower if len(records) < 4 else f"raise data.{split}"
                 raise ValueError(
-                    f"{has}, and evaluation.attacks need 4 and 2: {remedy} or set evaluation.attacks to none"
+                    f"client {client_id} has {len(records)} records and the {split} split {count} in its mix of "
+                    "classes, and evaluation.attacks need 4 and 2: lower clients, raise data.train (partition.least 4 "
+                    f"of a Dirichlet partition) or data.{split}, or set evaluation.attacks to none"
                 )
         if attack and "blackbox" in names and len(records.labels[:, 0].unique()) < 2:
             raise ValueError(f"client {client_id} has rows of one label only: evaluation.attacks must be none")
         compared = sum(halves.get(c, 0) for c in itertools.chain(*groups(records)))
         cnn = "frechet" in names and config.features == "cnn"
         if compared < (least := features.ROWS_PER_FEATURE if cnn else 1):
-            has = f"has {compared} of {least} pairs of records that the classes of client {client_id} need"
-            raise ValueError(f"the {config.split} split {has}: raise data.{config.split}")
+            raise ValueError(
+                f"the {config.split} split has {compared} of {least} pairs of records that the classes of client "
+                f"{client_id} need: raise data.{config.split}"
+            )
         most = compared // features.ROWS_PER_FEATURE
         wanted = f"at most n/5 = {most} for the smallest group that is compared, n = {compared} records"
         lookup.check_value("evaluation.dim", config.dim, not cnn or config.dim <= most, wanted)

@@ -65,11 +65,8 @@ def candidates(study: Study, *, trials: int) -> dict[str, Candidates]:
     return drawn
 
 
-def _paths(space: Choices) -> list[str]:
-    paths: list[str] = []
-    for key in space:
-        paths += [key] if isinstance(key, str) else key
-    return paths
+def _paths(space: Choices) -> set[str]:
+    return set(itertools.chain.from_iterable((key,) if isinstance(key, str) else key for key in space))
 
 
 def _draw(name: str, space: Choices, count: int) -> tuple[Settings, ...]:
@@ -153,7 +150,7 @@ def apply_tuned(preset: str, build: Callable[[], Study]) -> Study:
     if not path.exists():
         return study
     arms = [(arm, arm.apply(study.experiment)) for arm in (Arm(space=study.space), *study.beside) if arm.space]
-    spaces = {lookup.name_on_disk(type(start.method)): {*_paths(arm.space)} for arm, start in arms}
+    spaces = {lookup.name_on_disk(type(start.method)): _paths(arm.space) for arm, start in arms}
     try:
         settings = read_json(path, needs="settings")["settings"]
         if not isinstance(settings, dict) or {name: {*fields} for name, fields in settings.items()} != spaces:

@@ -142,7 +142,7 @@ def test_root_must_be_set_and_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("RAYDIFF_DATA", raising=False)
     assert "RAYDIFF_DATA" in message(Data(name="mnist"))
     gone = str(tmp_path / "gone")
-    assert message(Data(name="mnist", root=gone)).endswith(f"(data.root, else RAYDIFF_DATA) does not exist: {gone}")
+    assert message(Data(name="mnist", root=gone)).endswith(f"(data.root, else RAYDIFF_DATA, is {gone})")
     assert f"data set 'mnist' is missing: no folder {tmp_path}/mnist" in message(Data(name="mnist", root=str(tmp_path)))
 
 

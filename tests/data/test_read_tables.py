@@ -193,7 +193,7 @@ def test_another_file_is_read_by_the_same_mapping(tmp_path: Path, csv: str) -> N
         (people().iloc[:0], {}, "has 0 rows, a table needs two"),
         (people(age=[math.inf, *range(11)]), {}, "column 'age' must hold finite numbers, got 'inf'"),
         (people(rooms=[math.inf, 1, 2] * 4), {}, "column 'rooms' must hold finite numbers, got 'inf'"),
-        (people(pays="no"), {}, "label 'pays' must have 2 to 100 classes, got 1$"),
+        (people(pays="no"), {}, "label 'pays' must have 2 to 100 classes, got 1"),
         (people(), {"label": "pay"}, "has no column 'pay'; did you mean pays"),
         (people(), {"columns": ("agee",)}, "has no column 'agee'; did you mean age"),
         (people(), {"columns": ("agee", "sexx")}, "mean age?; also t.csv has no column 'sexx'; did you mean sex?"),

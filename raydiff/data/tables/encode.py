@@ -120,9 +120,14 @@ def bins_of(values: pd.Series, *, kind: Kind, bins: int, edges: Sequence[float] 
     if edges is not None:
         return Column(str(values.name), (*_intervals(edges, kind), *missing), tuple(map(float, edges)), kind=kind)
     cuts = _quantiles(x, bins - len(missing))
-    limits = (float(x.min()), float(x.max()))
-    names = (*_intervals(cuts, kind), *missing)
-    return Column(str(values.name), names, tuple(cuts), kind=kind, limits=limits, step=kinds.step(x, kind))
+    return Column(
+        str(values.name),
+        (*_intervals(cuts, kind), *missing),
+        tuple(cuts),
+        kind=kind,
+        limits=(float(x.min()), float(x.max())),
+        step=kinds.step(x, kind),
+    )
 
 
 def groups_of(
@@ -144,8 +149,12 @@ def groups_of(
         names = [text for text in names if text != OTHER][: room if public else room - 1]
         other = [OTHER]
     names = [*_natural(names), *other]
-    shown = (kinds.format_text(text, kind) for text in names)
-    return Column(name, (*shown, *missing), values={text: i for i, text in enumerate(names)}, kind=kind)
+    return Column(
+        name,
+        (*(kinds.format_text(text, kind) for text in names), *missing),
+        values={text: i for i, text in enumerate(names)},
+        kind=kind,
+    )
 
 
 def numbers(values: pd.Series, kind: Kind = "number") -> NDArray[np.float64]:

@@ -29,11 +29,6 @@ FOLDS = 5
 PENALTY = 0.1  # scikit-learn's C of the combination: the inverse weight of the squared coefficients
 
 
-def tpr_name(fpr: float) -> str:
-    """Return the name of the true positive rate at a false positive rate."""
-    return f"tpr_at_{100 * fpr:g}pct_fpr"
-
-
 def needed(fpr: float) -> int:
     """Return the non-members that it takes to set, and to verify, a threshold of this false positive rate."""
     return round(5 / fpr)
@@ -67,7 +62,7 @@ class AttackResult:
         """Return all numbers, those with an interval with its ends; `where` is the target and the attack."""
         measured = [("auc", self.auc, self.auc_interval)]
         measured.append(("balanced_accuracy", self.balanced_accuracy, self.balanced_accuracy_interval))
-        measured += [(tpr_name(rate.fpr), rate.tpr, rate.interval) for rate in self.low_fpr]
+        measured += [(f"tpr_at_{100 * rate.fpr:g}pct_fpr", rate.tpr, rate.interval) for rate in self.low_fpr]
         chosen = {"timestep_index": self.timestep_index, "threshold": self.threshold}
         chosen |= {f"fpr_reached_at_{100 * rate.fpr:g}pct": rate.fpr_reached for rate in self.low_fpr}
         counts = {"n_members": self.n_members, "n_nonmembers": self.n_nonmembers}
