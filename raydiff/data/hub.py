@@ -43,7 +43,7 @@ def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns:
     silent = ""  # why the hub does not answer
     try:
         # snapshot_download has no time limit.
-        info = HfApi().repo_info(repository, repo_type=kind, timeout=PATIENCE_S, files_metadata=True)
+        info: Any = HfApi().repo_info(repository, repo_type=kind, timeout=PATIENCE_S, files_metadata=True)
         files = info.siblings or ()
     except RepositoryNotFoundError:
         raise ValueError(f"{says!r}: the hub has no such {kind}, or not for you") from None
@@ -55,9 +55,9 @@ def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns:
             f"{says!r} takes {sizes.format_bytes(size)}, more than the {sizes.format_bytes(sizes.MOST_DOWNLOADED)} "
             "that are downloaded: name a folder"
         )
-    local = {"allow_patterns": list(patterns), "local_files_only": bool(silent)}
+    local = bool(silent)
     try:
-        return Path(snapshot_download(repository, repo_type=kind, **local))
+        return Path(snapshot_download(repository, repo_type=kind, allow_patterns=[*patterns], local_files_only=local))
     except Exception as error:
         cached = f"is not in the local cache, and the hub does not answer: {silent}" if silent else ""
         raise ValueError(f"{says!r} {cached or f'cannot be downloaded: {_first_sentence(error)}'}") from error

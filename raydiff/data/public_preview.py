@@ -4,7 +4,6 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from raydiff.data.picture_files import sample_grid
@@ -19,7 +18,8 @@ PICTURES_SHOWN = 6
 def measure_norms(public: Records, center: Tensor | None) -> Tensor:
     """Return the L2 norms (N,) of the flattened pictures on [-1, 1], less the center (None: grey, 0)."""
     offsets = public.images if center is None else public.images - center
-    return torch.linalg.vector_norm(offsets.flatten(1), dim=1)
+    norms: Tensor = offsets.flatten(1).norm(dim=1)
+    return norms
 
 
 def suggest_clip(public: Records, center: Center) -> float:

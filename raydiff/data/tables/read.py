@@ -191,10 +191,9 @@ def _kind(config: RawTable, table: Cells, name: str, texts: Collection[str]) -> 
     if name in config.groups:
         texts = [text for group in config.groups[name].values() for text in group]
     declared: dict[str, Any] = {**config.declared, **dict.fromkeys(config.given_edges, "number")}
-    if name in declared:
-        return declared[name]
     of_file: Any = table.kinds.get(name) if len(texts) else None  # A private cell may decide the type of no value.
-    return of_file or infer_kind(texts, config.csv.decimal)
+    kind: Kind = declared.get(name) or of_file or infer_kind(texts, config.csv.decimal)
+    return kind
 
 
 def _canonical(frame: pd.DataFrame, kinds: Kinds, config: RawTable, table: Cells) -> pd.DataFrame:
