@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.bench.ways import Fields, Lines, resident_mb
-from raydiff.tracking.mlflow_store import all_runs, connect
+from raydiff.tracking.mlflow_store import MOST_RUNS, connect
 
 TRIAL = [
     "digits",
@@ -84,5 +84,6 @@ def _runs(storage: Path) -> int:
     """Trials' runs that MLflow has as finished, each with its round."""
     client = connect(f"sqlite:///{storage}/mlflow.db")
     (experiment,) = [e for e in client.search_experiments() if e.name.startswith("raydiff")]
-    runs = all_runs(client, experiment.experiment_id, "tags.`raydiff.kind` = 'trial'")
+    query = "tags.`raydiff.kind` = 'trial'"
+    runs = client.search_runs([experiment.experiment_id], query, max_results=MOST_RUNS)
     return sum(run.info.status == "FINISHED" and run.data.metrics.get("round") == 0 for run in runs)

@@ -93,11 +93,11 @@ def ray_workers() -> Iterator[list[Any]]:
     """Workers on a Ray of our own, which ends with the block."""
     from raydiff.runtime.actors import start_workers
     from raydiff.runtime.cluster import join_cluster
-    from raydiff.runtime.place import Slot, count_fitting
+    from raydiff.runtime.place import Slot, check_fits
 
     slot = Slot(workers=PROCESSES, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
     with join_cluster() as nodes:
-        count_fitting(slot, nodes)
+        check_fits(slot.bundles, slot.total, nodes)
         yield start_workers(slot, None)
 
 

@@ -120,12 +120,13 @@ def _dry_run(plan: Planned) -> int:
     """Print the resources that the sweep would take, without starting Ray or writing files."""
     from raydiff.runtime import tuner
     from raydiff.runtime.cluster import join_cluster
-    from raydiff.runtime.place import count_fitting, format_resources, this_machine, total_of
+    from raydiff.runtime.place import check_fits, count_fitting, format_resources, this_machine, total_of
 
     trials = [*plan.trials, *[plan.base] * plan.suggested]
     with join_cluster() if os.environ.get("RAY_ADDRESS") else contextlib.nullcontext([this_machine()]) as nodes:
         slot = tuner.slot_for(plan, nodes)
-        slots = min(count_fitting(slot, nodes), plan.asked.concurrent or len(trials), len(trials))
+        check_fits(slot.bundles, slot.total, nodes)
+        slots = min(count_fitting(slot.bundles, nodes), plan.asked.concurrent or len(trials), len(trials))
         print(f"{len(trials)} trials, {slots} at once: each {slot.workers} worker(s), {format_resources(slot.total)}")
         print(f"available: {format_resources(total_of(nodes))} on {len(nodes)} node(s)", flush=True)
     return 0

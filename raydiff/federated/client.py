@@ -202,7 +202,7 @@ class Client:
         stored = state is not None
         if state is None:
             state = self._initial()
-            stored = self.store is not None and (self.method.init_key is None or self.store.cache is not None)
+            stored = self.store is not None
         self.state_cache.put(self.client_id, {**states, round_number - 1: state}, stored=stored)
         return state
 

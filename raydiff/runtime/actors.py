@@ -1,7 +1,5 @@
 """`RayExecutor`, which runs clients on a Ray cluster in place of `LocalExecutor`, and the start of its workers."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +18,7 @@ from raydiff.privacy.release import already_private
 from raydiff.runtime.place import Slot
 from raydiff.runtime.worker import NotHosted, Worker
 from raydiff.runtime.worker_deaths import DIED, WorkerSupervisor
-from raydiff.storage.staging import StorageCredentials
+from raydiff.storage.staging import read_credentials
 from raydiff.tree import Params, arrays, tensors
 
 Ask = Callable[[Any, list[int], bool], Any]
@@ -50,9 +48,8 @@ class RayExecutor:
         self.gpu = gpu
         self.clients: Sequence[int] = tuple(range(trial.experiment.clients))  # without unseen clients, ascending
         self._digest = trial.experiment.digest
-        self._sent = replace(trial, credentials=StorageCredentials.of(trial.sweep))
+        self._sent = replace(trial, credentials=read_credentials(trial.sweep))
         self._supervisor = WorkerSupervisor(self.workers, trial, self._host)
-        self._supervisor.start()
 
     def _host(self, i: int) -> Any:
         clients = [*self.trial.experiment.everyone[i :: len(self.workers)]]

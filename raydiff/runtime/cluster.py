@@ -1,7 +1,5 @@
 """The Ray cluster of a command: joined if RAY_ADDRESS names one, else started on this machine, and left in order."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -21,7 +19,6 @@ from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydiff import process
-from raydiff.process import waiting
 from raydiff.storage.storage import storage_at
 
 NODE = "ray.io/node-id"  # Ray's label of each node
@@ -50,7 +47,7 @@ def join_cluster() -> Iterator[list[dict[str, float]]]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     terminated = signal.getsignal(signal.SIGTERM)
     try:
-        with waiting(f"the Ray cluster {address}" if address else "Ray to start on this machine"):
+        with process.waiting(f"the Ray cluster {address}" if address else "Ray to start on this machine"):
             ray.init(**quiet) if address else _start_local(quiet)
     except Exception as e:  # Ray raises a plain Exception if its processes start too slowly.
         remedy = NEEDS if isinstance(e, OSError) else ""
@@ -67,7 +64,7 @@ def join_cluster() -> Iterator[list[dict[str, float]]]:
         gc.collect()
         gc.disable()
         try:
-            with waiting("Ray to end"):
+            with process.waiting("Ray to end"):
                 ray.shutdown()
         finally:
             gc.enable()
@@ -133,7 +130,7 @@ def check_shared_storage(folder: Path, among: Collection[str] | None = None) -> 
         for node in (n for n in ray.nodes() if n["Alive"] and (among is None or n["NodeID"] in among)):
             on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             address = node["NodeManagerAddress"]
-            with in_one_sentence(), waiting(f"node {address} to read {storage.describe('')}"):
+            with in_one_sentence(), process.waiting(f"node {address} to read {storage.describe('')}"):
                 seen = ray.get(task.options(scheduling_strategy=on_node).remote(), timeout=120) == nonce
             if not seen:
                 raise ValueError(

@@ -4,8 +4,6 @@ Ray Tune waits forever for a placement group that no node can hold. So capacity 
 fit ends early where it must: the caller starts another one with the trials that have no outcome.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -15,9 +13,8 @@ from ray import tune
 from ray.tune.search import Searcher
 
 from raydiff.experiment.config import Experiment
-from raydiff.runtime import cluster, gauges
+from raydiff.runtime import cluster, gauges, place
 from raydiff.runtime.follow import SweepProgress
-from raydiff.runtime.place import Slot, count_slots, format_resources
 from raydiff.runtime.plan import Planned, serialize_experiment
 
 CHECK_EVERY_S = 5.0
@@ -33,7 +30,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
     node can hold a trial for `runtime.revive_s` and none may be added.
     """
 
-    def __init__(self, plan: Planned, shape: Slot, progress: SweepProgress) -> None:
+    def __init__(self, plan: Planned, shape: place.Slot, progress: SweepProgress) -> None:
         self.plan = plan
         self.shape = shape
         self.progress = progress
@@ -67,7 +64,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
         gauges.export_sweep(self.plan.folder.name, self.progress.counts)
         nodes = cluster.list_nodes(without=self.progress.left_out)
         grows = cluster.is_autoscaled()
-        fitting = count_slots(self.shape, list(nodes.values()))
+        fitting = place.count_fitting(self.shape.bundles, list(nodes.values()))
         queued = max(QUEUED_TRIALS, fitting) if grows else 0
         most = self.plan.asked.concurrent or self.progress.total
         self.limit = max(1, min(fitting + queued, most))
@@ -78,7 +75,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
     def _print_state(self, count: int, idle_s: float) -> None:
         """Print how many trials fit at once, or what the sweep waits for, where that is new."""
-        needed = f"a trial with {self.shape.workers} worker(s) needs {format_resources(self.shape.total)}"
+        needed = f"a trial with {self.shape.workers} worker(s) needs {place.format_resources(self.shape.total)}"
         if not count:
             text = f"waiting for resources: {needed}, and no node is large enough"
         elif idle_s >= WAITING_S:

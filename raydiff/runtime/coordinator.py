@@ -1,7 +1,5 @@
 """`Coordinator`, Tune's trainable: the coordinator of one trial after the other, in the same processes."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import signal
@@ -14,13 +12,7 @@ from ray import tune
 
 from raydiff import process
 from raydiff.experiment import trial as trials
-from raydiff.experiment.trial import Trial
-from raydiff.runtime import device_faults, gauges
-from raydiff.runtime.actors import RayExecutor, start_workers
-from raydiff.runtime.place import Slot, cap_memory
-from raydiff.runtime.plan import parse_experiment
-from raydiff.runtime.sweep_folder import not_writable
-from raydiff.runtime.worker_deaths import WorkersLost
+from raydiff.runtime import actors, device_faults, gauges, place, plan, sweep_folder, worker_deaths
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.copies import ERROR
 from raydiff.storage.staging import StorageCredentials
@@ -39,15 +31,13 @@ class Coordinator(tune.Trainable):
         process.begin()
         signal.signal(signal.SIGINT, process.interrupt)
         self._credentials = credentials
-        shape: Slot = config["slot"]
-        self._gpu = shape.gpu_per_worker
-        self._gpu_server = shape.gpu_server
-        self._workers = start_workers(shape, ray.util.get_current_placement_group())
+        self._slot: place.Slot = config["slot"]
+        self._workers = actors.start_workers(self._slot, ray.util.get_current_placement_group())
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next trial in the same processes."""
-        self._trial: Trial | None = None
+        self._trial: trials.Trial | None = None
         self._round = -1
         # A generator: its errors are raised in `step`, which handles them.
         self._results = self._run(new_config)
@@ -57,9 +47,9 @@ class Coordinator(tune.Trainable):
         """Run one round. An error of the experiment is its last result; Tune restarts it after lost processes only."""
         try:
             who = "the server", self._round + 1
-            with device_faults.explain_out_of_memory(lambda: who, "gpu_server", self._gpu_server):
+            with device_faults.explain_out_of_memory(lambda: who, "gpu_server", self._slot.gpu_server):
                 result = next(self._results)
-        except (WorkersLost, LeaseLost):
+        except (worker_deaths.WorkersLost, LeaseLost):
             raise
         except device_faults.GpuLost as e:
             result = {"finished": False, "round": self._round, GPU_LOST: _cause(e).args}
@@ -75,18 +65,18 @@ class Coordinator(tune.Trainable):
         """Nothing: the trial's folder has everything. Tune calls it when a trial ends."""
 
     def _run(self, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        experiment = parse_experiment(config)
-        self._trial = trials.localize(Trial(experiment, config["sweep"], config["owner"], self._credentials))
+        experiment = plan.parse_experiment(config)
+        self._trial = trials.localize(trials.Trial(experiment, config["sweep"], config["owner"], self._credentials))
         trials.begin(self._trial)
-        device_faults.check_gpu(self._gpu_server)
+        device_faults.check_gpu(self._slot.gpu_server)
         with device_faults.exit_on_device_error(self._trial.folder, "the coordinator"):
-            cap_memory(self._gpu_server)
-            pool = RayExecutor(self._workers, self._trial, gpu=self._gpu)
+            place.cap_memory(self._slot.gpu_server)
+            pool = actors.RayExecutor(self._workers, self._trial, gpu=self._slot.gpu_per_worker)
             for result in trials.run(self._trial, pool):
                 yield {"digest": self._trial.experiment.digest, **result}
 
 
-def _failure(trial: Trial | None, error: Exception) -> dict[str, Any]:
+def _failure(trial: trials.Trial | None, error: Exception) -> dict[str, Any]:
     """Return the last result of a failed trial (None: one that had not begun), and write its error.txt."""
     raised = _cause(error)
     reason = (str(raised).strip().splitlines() or [type(raised).__name__])[-1]
@@ -95,7 +85,7 @@ def _failure(trial: Trial | None, error: Exception) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):  # on a full disk, or beside a damaged file
         text = "".join(traceback.format_exception(error))
         storage_at(trial.folder, private=True).put(ERROR, text.encode())
-    reason = not_writable(raised, trial.sweep) or reason
+    reason = sweep_folder.not_writable(raised, trial.sweep) or reason
     return {"finished": True, "failed": reason, "digest": trial.experiment.digest}
 
 

@@ -4,8 +4,6 @@ All n processes draw the same batches from the same generator, take every n-th r
 The steps are those of a single process, up to the order in which floats are added.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterator
@@ -23,10 +21,10 @@ from ray.train.torch import TorchTrainer, get_device
 from torch import Tensor
 
 from raydiff import process
-from raydiff.experiment.config import Numerics, Runtime
-from raydiff.experiment.trial import Trial, local_executor, precision_of
+from raydiff.experiment.config import Experiment, Numerics, Runtime
+from raydiff.experiment.trial import Trial, compute, local_executor, without_secret
 from raydiff.federated.rounds import ClientExecutor
-from raydiff.models.compute import Precision, compute_with, device
+from raydiff.models.compute import device
 from raydiff.models.training import Diverged, Fitted, Task, optimize
 from raydiff.runtime.actors import RayExecutor, start_workers
 from raydiff.runtime.cluster import check_shared_storage, join_cluster
@@ -35,8 +33,7 @@ from raydiff.runtime.place import (
     Place,
     bundle,
     cap_memory,
-    count_unplaced,
-    describe_too_large,
+    check_fits,
     shape_slot,
     total_of,
 )
@@ -48,24 +45,23 @@ from raydiff.tree import Params, arrays, tensors
 class DataParallel:
     """Trains as `Task.alone` does, on `numerics.server_workers` processes of a running Ray."""
 
-    runtime: Runtime
-    numerics: Numerics
+    experiment: Experiment
     folder: Path  # scratch folder of Ray Train, which all nodes see
-    precision: Precision = "float32"
 
     def __call__(self, task: Task) -> Fitted:
         """Train, and advance the task's generator. Raises Diverged."""
-        settings = {"threads": self.numerics.threads, "precision": self.precision, "gpu": self.runtime.gpu_server}
+        runtime = self.experiment.runtime
+        numerics = self.experiment.numerics
         trainer = TorchTrainer(
             _process,  # rank 0's result is Result.return_value
-            train_loop_config={"task": ray.put(task), **settings},
+            train_loop_config={"task": ray.put(task), "experiment": self.experiment},
             scaling_config=ScalingConfig(
-                num_workers=self.numerics.server_workers,
-                use_gpu=self.runtime.gpu_server > 0,
-                resources_per_worker=_resources(self.runtime, self.numerics),
+                num_workers=numerics.server_workers,
+                use_gpu=runtime.gpu_server > 0,
+                resources_per_worker=_resources(runtime, numerics),
             ),
             run_config=RunConfig(
-                storage_path=str(self.folder), failure_config=FailureConfig(max_failures=self.runtime.failures)
+                storage_path=str(self.folder), failure_config=FailureConfig(max_failures=runtime.failures)
             ),
         )
         # In the main thread Ray Train reports an interrupted training as a success.
@@ -93,17 +89,14 @@ def prepare_places(planned: Planned) -> Iterator[Place]:
         shape = shape_slot(runtime, threads=numerics.threads, clients=planned.most_clients, nodes=nodes)
         bundles = shape.bundles[1:] if runtime.pool == "ray" else []
         needed = bundles + [_resources(runtime, numerics)] * numerics.server_workers
-        if count_unplaced(needed, nodes):
-            raise ValueError(describe_too_large(total_of(needed), len(needed), nodes))
+        check_fits(needed, total_of(needed), nodes)
         workers = start_workers(shape, None) if bundles else []
         if not workers:
             cap_memory(max(shape.gpu_per_worker, shape.gpu_server))
 
         def place(this: Trial) -> tuple[ClientExecutor, DataParallel]:
             executor = RayExecutor(workers, this, gpu=shape.gpu_per_worker) if workers else local_executor(this)
-            folder = this.folder / "train"
-            precision = precision_of(this.experiment)
-            return executor, DataParallel(runtime, this.experiment.numerics, folder, precision)
+            return executor, DataParallel(without_secret(this.experiment), this.folder / "train")  # Ray Train keeps it.
 
         yield place
 
@@ -115,10 +108,11 @@ def _resources(runtime: Runtime, numerics: Numerics) -> dict[str, float]:
 
 def _process(config: dict[str, Any]) -> Any:
     """Train in one process. Ray Train's results cannot hold tensors."""
-    compute_with(config["threads"], config["precision"])
+    experiment: Experiment = config["experiment"]
+    compute(experiment)
     process.begin()
-    cap_memory(config["gpu"])
-    if config["gpu"]:
+    cap_memory(experiment.runtime.gpu_server)
+    if experiment.runtime.gpu_server:
         torch.cuda.set_device(get_device())
     task: Task = ray.get(config["task"])
     fitted = train_together(task)

@@ -4,8 +4,6 @@ A process whose CUDA context is broken would fail in every later trial, since it
 fresh one. If a fresh process cannot compute either, the GPU is lost, and its node is left out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """Where a running trial is, and the time of a trial before it runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os
@@ -13,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.data import datasets
-from raydiff.experiment import trial
+from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.overrides import override
 from raydiff.federated import heartbeat
 from raydiff.models.training import Training
 
@@ -32,23 +29,23 @@ START_S = 15.0  # until Ray and its workers have started
 class Running:
     """A trial in its slot."""
 
+    folder: Path
     experiment: Experiment
-    name: str
+    name: str = ""
     round: int = -1  # its last committed round
     faults: int = 0  # number of its lost processes that were reported
     silence: heartbeat.SilenceTimer = field(default_factory=heartbeat.SilenceTimer)
 
-    def place(self, sweep: Path) -> str:
+    def place(self) -> str:
         """Return its round and step, the remaining time of the round, and whether it may hang."""
-        folder = sweep / "trials" / self.experiment.digest
-        silent_s = self.silence.silent_s(folder)
+        silent_s = self.silence.silent_s(self.folder)
         hangs = ""
         if silent_s > self.experiment.runtime.client_timeout_s:
             hangs = f"; no heartbeat for {format_duration(silent_s)}"
         number = self.round + 1
         if number >= self.experiment.method.rounds:
             return f"evaluation{hangs}"
-        beat = next((beat for beat in heartbeat.read_heartbeats(folder) if beat.round == number), None)
+        beat = next((beat for beat in heartbeat.read_heartbeats(self.folder) if beat.round == number), None)
         where = f": {beat}, about {format_duration(beat.left_s)} left" if beat and not hangs else ""
         return f"round {number + 1}{where}{hangs}"
 
@@ -81,23 +78,21 @@ def format_duration(seconds: float) -> str:
 
 
 def estimate_trial_s(experiment: Experiment, *, reading_s: float = 0.0) -> float:
-    """Return the seconds from a trial's command to its end on this machine, where a process reads for `reading_s`."""
-    on_ray = experiment.runtime.pool == "ray"
-    return probe_trial_s(experiment) + (START_S + READERS * reading_s if on_ray else reading_s)
+    """Return the seconds from a trial's command to its end on this machine, where a process reads for `reading_s`.
 
-
-def probe_trial_s(experiment: Experiment) -> float:
-    """Measure, by a shortened run here that leaves nothing, the seconds of a trial in processes that have started."""
+    They are measured by a shortened run that leaves nothing.
+    """
     clients = experiment.clients
     evaluation = experiment.evaluation
     runtime = experiment.runtime
-    workers = min(clients, runtime.workers or os.cpu_count() or 1) if runtime.pool == "ray" else 1
+    on_ray = runtime.pool == "ray"
+    workers = min(clients, runtime.workers or os.cpu_count() or 1) if on_ray else 1
     fewer = _shorten_trainings(experiment)
     waves = 1
     if evaluation is not None:
         waves = math.ceil(min(clients, evaluation.clients or clients) / workers)
         fewer["evaluation.clients"] = 1
-    probe = override(replace(experiment, runtime=replace(runtime, noise_secret=None)), fewer)
+    probe = overrides.override(replace(experiment, runtime=replace(runtime, noise_secret=None)), fewer)
     scale = training_cost(experiment) / training_cost(probe)
     print("timing a shortened trial here ...", flush=True)
     began = time.perf_counter()
@@ -111,7 +106,8 @@ def probe_trial_s(experiment: Experiment) -> float:
     rounds_s: float = sum(
         result["time/seconds"] / (workers if result["round"] < at_clients else 1) for result in rounds
     )
-    return started - began + scale * rounds_s + waves * evaluated_s
+    start_s = START_S + READERS * reading_s if on_ray else reading_s
+    return start_s + started - began + scale * rounds_s + waves * evaluated_s
 
 
 def _shorten_trainings(experiment: Experiment) -> dict[str, int]:

@@ -1,18 +1,13 @@
 """The end of a sweep: outcomes of trials that began, the report, MLflow's last word, and how it ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
 from raydiff import process
-from raydiff.experiment import trial
 from raydiff.formats.json_files import outcomes, read_json
-from raydiff.process import waiting
-from raydiff.results import chance
-from raydiff.results.spent import composed_guarantee
+from raydiff.results import chance, spent
 from raydiff.runtime import sweep_folder
 from raydiff.storage import copies
 from raydiff.tracking.mlflow_writer import Mlflow, SweepSummary
@@ -67,15 +62,10 @@ class Finisher:
     mlflow: Mlflow | None
     reporter: Reporter | None
 
-    def kill_open(self, reason: str) -> None:
-        """End the trials that began and have no outcome."""
-        for digest in sweep_folder.list_open_trials(self.folder):
-            trial.cut_short(self.folder / "trials" / digest, "killed", reason=reason)
-
     def report(self, ended: Ended) -> Ended:
         """Write the report, let MLflow have it, and say how the sweep continues. An interrupt cuts this short."""
         try:
-            with waiting("the report, and for the storage and MLflow to have it"):
+            with process.waiting("the report, and for the storage and MLflow to have it"):
                 incomplete = self._write_report("KILLED" if ended.interrupted else "FINISHED")
         except KeyboardInterrupt as e:
             folder = quote(str(self.folder))
@@ -89,7 +79,7 @@ class Finisher:
 
     def _write_report(self, status: str) -> str:
         if self.reporter and self.reporter.write:
-            self.reporter.write(self.folder, composed_guarantee)
+            self.reporter.write(self.folder, spent.composed_guarantee)
         try:
             copies.publish_report(self.folder)
         except OSError as e:

@@ -1,7 +1,5 @@
 """Progress of a sweep as plain lines, which read well in a job log: one per event, one of state every few seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
@@ -17,9 +15,7 @@ from ray import tune
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.experiment.trial import cut_short
-from raydiff.runtime import device_faults
-from raydiff.runtime.cluster import explain_memory_kill
-from raydiff.runtime.coordinator import GPU_LOST
+from raydiff.runtime import cluster, coordinator, device_faults
 from raydiff.runtime.estimate import EVERY_S, Running, format_duration
 from raydiff.runtime.plan import Planned, parse_experiment
 from raydiff.storage import copies
@@ -38,7 +34,7 @@ class SweepProgress(tune.Callback):
         self.running: dict[str, Running] = {}  # by Tune's trial id
         self.ended = set[str]()  # digests of trials that this sweep does not run again
         self.stopped = set[str]()  # digests of trials that a scheduler ended early
-        self.done = self.failed = 0
+        self.failed = 0
         self.interrupted = 0  # the number of the signal
         self.why = ""  # the last trial failed
         self.no_capacity = ""  # why no node can hold a trial any more
@@ -47,6 +43,11 @@ class SweepProgress(tune.Callback):
         self._rounds: dict[str, int] = {}  # digest -> last committed round
         self._rounds_before: dict[str, int] = {}  # the same, when this fit began
         self._start = self._printed_at = time.monotonic()
+
+    @property
+    def done(self) -> int:
+        """The number of trials that finished or were stopped."""
+        return len(self.ended) - self.failed
 
     @property
     def ending(self) -> bool:
@@ -71,12 +72,10 @@ class SweepProgress(tune.Callback):
         self._rounds_before = dict(self._rounds)
         pending = []
         for experiment, outcome in trials:
-            if experiment.digest in self.ended:
-                continue
-            if outcome is None:
+            if outcome is not None:
+                self.ended.add(experiment.digest)
+            elif experiment.digest not in self.ended:
                 pending.append(experiment)
-            else:
-                self._done(experiment)
         return pending
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -87,7 +86,7 @@ class SweepProgress(tune.Callback):
     ) -> None:
         """A round is over, or the whole trial."""
         this = self._begin(trial)
-        node, lost_gpu = result.get(GPU_LOST, (None, ""))
+        node, lost_gpu = result.get(coordinator.GPU_LOST, (None, ""))
         if node and node not in self.left_out:  # Other trials on the node may have reported it.
             self.left_out.add(node)
             self._print(f"  {lost_gpu}: the sweep goes on without this node")
@@ -102,7 +101,7 @@ class SweepProgress(tune.Callback):
             self._fail(trial, result["failed"])
         elif result.get("finished"):  # "done" is also set when a scheduler stops the trial.
             del self.running[trial.trial_id]
-            self._done(this.experiment)
+            self.ended.add(this.experiment.digest)
             metric = self.plan.metric
             value = result.get(str(metric))
             shown = "" if value is None else f", {replace(metric, split='')} {value:.3f}"
@@ -113,7 +112,7 @@ class SweepProgress(tune.Callback):
         this = self.running.pop(trial.trial_id, None)
         if this and trial.last_result and not self.ending:
             self.stopped.add(this.experiment.digest)
-            self._done(this.experiment)
+            self.ended.add(this.experiment.digest)
             self._print(f"{self._count()} {this.name}: stopped after round {this.round + 1}")
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -138,7 +137,9 @@ class SweepProgress(tune.Callback):
         if time.monotonic() - self._printed_at >= EVERY_S and self.running:
             for this in self.running.values():
                 self._print_faults(this)
-            self._print("  " + self._state())
+            running = "; ".join(f"{this.name} ({this.place()})" for this in self.running.values())
+            spent = format_duration(time.monotonic() - self._start)
+            self._print(f"  {self.done + self.failed}/{self.total} done in {spent} | running: {running}")
 
     def setup(self, *_: Any, **__: Any) -> None:
         """Take SIGUSR1 back, which every `Tuner.fit` of Ray 2.60 handles itself."""
@@ -157,9 +158,9 @@ class SweepProgress(tune.Callback):
         if trial.trial_id not in self.running:
             experiment = parse_experiment(trial.config)
             number = self._rounds.get(experiment.digest, -1)
-            this = Running(experiment, self._named(experiment), number)
-            this.faults = len(device_faults.read_losses(self._folder(this)))  # of earlier processes
-            self.running[trial.trial_id] = this
+            folder = self.plan.folder / "trials" / experiment.digest
+            losses = len(device_faults.read_losses(folder))  # of earlier processes
+            self.running[trial.trial_id] = Running(folder, experiment, self._named(experiment), number, losses)
         return self.running[trial.trial_id]
 
     def _lost(self, this: Running, trial: Any) -> str:
@@ -169,19 +170,20 @@ class SweepProgress(tune.Callback):
         no folder yet.
         """
         recorded = self._print_faults(this)
-        if reason := explain_memory_kill() or ("" if recorded else _last_error(trial)):
-            device_faults.record_loss(self._folder(this), reason)
+        if reason := cluster.explain_memory_kill() or ("" if recorded else _last_error(trial)):
+            device_faults.record_loss(this.folder, reason)
             this.faults += 1
         return f" ({reason})" if reason else ""
 
     def _fetch(self, this: Running, failed: str | None) -> None:
         """Fetch the trial's files from a bucket, and write the outcome of a failed one."""
-        with contextlib.suppress(OSError):  # a bucket that does not answer: fetched after the next round
-            copies.download(self._folder(this))
-        # On a full disk there is no outcome: the trial is run again when the sweep is resumed.
+        # From a bucket that does not answer they are fetched after the next round. On a full disk there is no outcome:
+        # the trial is run again when the sweep is resumed.
         with contextlib.suppress(OSError, ValueError):
-            if failed is not None:
-                cut_short(self._folder(this), "failed", reason=failed)
+            if failed is None:
+                copies.download(this.folder)
+            else:
+                cut_short(this.folder, "failed", reason=failed)
 
     def _fail(self, trial: Any, reason: str) -> None:
         this = self.running.pop(trial.trial_id)
@@ -190,15 +192,8 @@ class SweepProgress(tune.Callback):
         self.why = reason
         self._print(f"{self._count()} {this.name}: FAILED, {reason}")
 
-    def _done(self, experiment: Experiment) -> None:
-        self.ended.add(experiment.digest)
-        self.done += 1
-
-    def _folder(self, this: Running) -> Path:
-        return self.plan.folder / "trials" / this.experiment.digest
-
     def _print_faults(self, this: Running) -> int:
-        reasons = device_faults.read_losses(self._folder(this))
+        reasons = device_faults.read_losses(this.folder)
         new = reasons[this.faults :]
         for reason in new:
             self._print(f"  {this.name}: {reason}")
@@ -207,11 +202,6 @@ class SweepProgress(tune.Callback):
 
     def _count(self) -> str:
         return f"[{self.done + self.failed}/{self.total}]"
-
-    def _state(self) -> str:
-        running = "; ".join(f"{this.name} ({this.place(self.plan.folder)})" for this in self.running.values())
-        spent = format_duration(time.monotonic() - self._start)
-        return f"{self.done + self.failed}/{self.total} done in {spent} | running: {running}"
 
     def _print(self, text: str) -> None:
         self._printed_at = time.monotonic()

@@ -1,7 +1,5 @@
 """Gauges for Prometheus: of each trial, from its coordinator, and of the sweep, from its driver."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping

@@ -1,24 +1,17 @@
 """A sweep from its plan to its report: place its trials, run them, follow them, finish. A refused plan has no files."""
 
-from __future__ import annotations
-
 import contextlib
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from raydiff import lookup, process
-from raydiff.experiment import spending, trial
-from raydiff.experiment.study import Varying, varying_fields
-from raydiff.process import waiting
+from raydiff.experiment import spending, study, trial
 from raydiff.runtime import one_process, sweep_folder
 from raydiff.runtime.finish import Ended, Finisher, Reporter
 from raydiff.runtime.plan import Planned
-from raydiff.storage import copies
+from raydiff.storage import copies, object_store, storage
 from raydiff.storage.lease import Lease, hold_lease
-from raydiff.storage.object_store import is_bucket
-from raydiff.storage.storage import storage_at
-from raydiff.tracking.mlflow_store import redact_passwords
 from raydiff.tracking.mlflow_writer import Mlflow
 
 
@@ -55,13 +48,13 @@ def start(
         _announce(planned, report)
         mlflow = _open_mlflow(planned, about) if track else None
         finisher = Finisher(planned.folder, mlflow, report)
-        return finisher.report(_run(planned, Beginning(planned, about, mlflow), finisher))
+        return finisher.report(_run(planned, about, finisher))
 
 
 def _take(planned: Planned, stack: contextlib.ExitStack) -> Lease:
     """Hold the sweep's lease, so that no other driver runs it."""
     folder = sweep_folder.create_folder(planned.base, planned.folder.name)
-    with waiting(f"the storage {storage_at(folder).describe('')}"):
+    with process.waiting(f"the storage {storage.storage_at(folder).describe('')}"):
         lease = stack.enter_context(hold_lease(folder))
         copies.download_sweep(folder)  # Only now: before, another driver of this machine may be at work there.
     return lease
@@ -80,11 +73,12 @@ def _describe(planned: Planned, *, resume: bool, extend: bool, call: str) -> swe
         resume=resume,
         extend=extend,
         secret=planned.secret,
+        data=planned.base.data.name,
+        experiment=planned.asked.experiment,
         call=call,
     )
     if not begun:  # In a resumed sweep each trial checks the budget for itself.
         spending.check(planned.trials, folder)
-    about["experiment"] = sweep_folder.mlflow_experiment(folder, planned.base, asked=planned.asked.experiment)
     if planned.search.metric:
         about["metric"] = (str(planned.metric), planned.lower_is_better)
     if planned.tuned:
@@ -94,7 +88,7 @@ def _describe(planned: Planned, *, resume: bool, extend: bool, call: str) -> swe
 
 def _announce(planned: Planned, report: Reporter | None) -> None:
     folder = planned.folder
-    if is_bucket(planned.base.runtime.storage) and planned.base.runtime.noise_secret is None:
+    if object_store.is_bucket(planned.base.runtime.storage) and planned.base.runtime.noise_secret is None:
         print(f"only this machine has the noise secret, in {folder / 'secret'}: nothing goes on without it", flush=True)
     if report and report.write:
         print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
@@ -104,67 +98,71 @@ def _announce(planned: Planned, report: Reporter | None) -> None:
 
 def _open_mlflow(planned: Planned, about: sweep_folder.Plan) -> Mlflow:
     """Start the writer of the sweep's MLflow runs: opening a new store takes 10 s, in which Ray starts."""
+    trials = [planned.base, *planned.trials] if planned.suggested else planned.trials
     mlflow = sweep_folder.build_writer(
         planned.folder,
         planned.preset,
         base=planned.base,
         about=about,
-        swept=_swept(planned),
+        swept=study.varying_fields(
+            trials, planned.space if planned.total > 1 else ("method.epsilon", "clients", "seed")
+        ),
     )
     mlflow.start()
     return mlflow
 
 
-def _swept(planned: Planned) -> Varying:
-    """By method, the fields that name its trials: those in which they differ; of a single trial a few."""
-    trials = [planned.base, *planned.trials] if planned.suggested else planned.trials
-    return varying_fields(trials, planned.space if planned.total > 1 else ("method.epsilon", "clients", "seed"))
-
-
-@dataclass
-class Beginning:
-    """Writes the sweep's folder and its MLflow run, once nothing is refused any more."""
-
-    planned: Planned
-    about: sweep_folder.Plan
-    mlflow: Mlflow | None
-    done: bool = False
-
-    def __call__(self) -> None:
-        folder = self.planned.folder
-        if self.mlflow:
-            with waiting(f"the MLflow store {redact_passwords(self.mlflow.uri)}"):
-                self.mlflow.wait_ready()
-            view = sweep_folder.describe_view(folder, self.mlflow.experiment_id, self.about["id"])
-            self.about["opened_by"] = view
-        sweep_folder.write_sweep(folder, self.about, self.planned.secret)
-        self.done = True
-        if self.mlflow:
-            self.mlflow.begin()
-
-
-def _run(planned: Planned, begin: Beginning, finisher: Finisher) -> Ended:
-    """Run the trials, here or on Ray. After an interrupt, trials that began are killed."""
+def _begin(planned: Planned, about: sweep_folder.Plan, mlflow: Mlflow | None) -> None:
+    """Write the sweep's folder and its MLflow run, once nothing is refused any more."""
     folder = planned.folder
-    ended = Ended(folder)
+    if mlflow:
+        mlflow.wait_ready()
+        about["opened_by"] = sweep_folder.describe_view(folder, mlflow.experiment_id, about["id"])
+    sweep_folder.write_sweep(folder, about, planned.secret)
+    if mlflow:
+        mlflow.begin()
+
+
+def _run(planned: Planned, about: sweep_folder.Plan, finisher: Finisher) -> Ended:
+    """Begin the sweep and run its trials. After an interrupt, trials that began are killed."""
+    begun = False
     try:
-        if _finished(planned):
-            begin()
-            print(f"sweep {folder.name} is finished, nothing runs: its results are in {folder}", flush=True)
-        elif planned.base.runtime.pool == "local" or planned.server_workers > 1:
-            one_process.run_in_process(planned, begin)
-        else:
-            ended = _run_on_ray(planned, begin)
+        with _prepare(planned) as run:
+            _begin(planned, about, finisher.mlflow)
+            begun = True
+            return run()
     except KeyboardInterrupt as e:
-        if not begin.done:
+        if not begun:
             raise
-        finisher.kill_open("interrupted")
-        ended = Ended(folder, process.signal_of(e))
+        for digest in sweep_folder.list_open_trials(planned.folder):
+            trial.cut_short(planned.folder / "trials" / digest, "killed", reason="interrupted")
+        return Ended(planned.folder, process.signal_of(e))
     except BaseException:  # The storage cannot be written any more, say, or code of the user's exits.
-        if begin.done:
+        if begun:
             finisher.close_mlflow("KILLED")
         raise
-    return ended
+
+
+@contextlib.contextmanager
+def _prepare(planned: Planned) -> Iterator[Callable[[], Ended]]:
+    """Yield what runs the trials, in this process or on Ray. Raises ValueError where they cannot run."""
+    folder = planned.folder
+    if _finished(planned):
+        print(f"sweep {folder.name} is finished, nothing runs: its results are in {folder}", flush=True)
+        yield lambda: Ended(folder)
+    elif planned.base.runtime.pool == "local" or planned.server_workers > 1:
+        with one_process.prepare_places(planned) as place:
+            yield lambda: one_process.run_in_process(planned, place)
+    else:
+        from raydiff.runtime import tuner
+        from raydiff.runtime.cluster import join_cluster
+        from raydiff.runtime.follow import SweepProgress
+
+        since = time.monotonic()
+        with join_cluster() as nodes:
+            slot = tuner.choose_slot(planned, nodes)
+            print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
+            yield lambda: tuner.run_on_tune(planned, slot, SweepProgress(planned))
 
 
 def _finished(planned: Planned) -> bool:
@@ -174,18 +172,3 @@ def _finished(planned: Planned) -> bool:
     ends = [trial.Trial(experiment, planned.folder).outcome() for experiment in trials]
     kept = all(end and not {end["outcome"], end.get("reason")} & sweep_folder.UNFINISHED for end in ends)
     return kept and next(suggestions.more(), None) is None
-
-
-def _run_on_ray(planned: Planned, begin: Callable[[], None]) -> Ended:
-    from raydiff.runtime import tuner
-    from raydiff.runtime.cluster import join_cluster
-    from raydiff.runtime.follow import SweepProgress
-
-    since = time.monotonic()
-    with join_cluster() as nodes:
-        slot = tuner.choose_slot(planned, nodes)
-        begin()
-        print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
-        progress = SweepProgress(planned)
-        interrupted = tuner.run_on_tune(planned, slot, progress)
-        return Ended(planned.folder, interrupted, progress.no_capacity or progress.why)

@@ -1,48 +1,21 @@
 """Trials one after the other, with the coordinator in this process: `runtime.pool` local, or `server_workers`."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
-from collections.abc import Callable
 from typing import Any
 
-from raydiff.experiment import trial
-from raydiff.experiment.study import varying
+from raydiff.experiment import study, trial
 from raydiff.process import saying
-from raydiff.runtime import sweep_folder
-from raydiff.runtime.estimate import EVERY_S, Running
+from raydiff.runtime import estimate, finish, sweep_folder
 from raydiff.runtime.place import Place, cap_memory
 from raydiff.runtime.plan import Planned
-from raydiff.storage import copies
-from raydiff.storage.atomic_files import LeaseLost
+from raydiff.storage import atomic_files, copies
 
 
-def run_in_process(planned: Planned, begin: Callable[[], None]) -> None:
-    """Run the trials without an outcome. `begin` is called once nothing is refused any more."""
+def prepare_places(planned: Planned) -> contextlib.AbstractContextManager[Place]:
+    """Return the context in which the trials run. Raises ValueError if they cannot run so."""
     if planned.search.scheduler or planned.asked.budget_s is not None:
         raise ValueError("a scheduler and a time budget need Ray Tune: set runtime.pool to ray")
-    with _places(planned) as place:
-        begin()
-        suggestions = planned.suggestions()
-        experiments = [*planned.trials, *suggestions.distinct.values()]
-        name = varying([planned.base, *experiments] if planned.suggested else experiments, planned.space)
-        for count, experiment in enumerate(itertools.chain(experiments, suggestions.more()), 1):
-            if experiment is None:  # The searcher waits for a trial, and none runs.
-                break
-            this = trial.Trial(experiment, planned.folder, planned.owner)
-            if this.outcome() is not None:
-                continue
-            if planned.total > 1:
-                print(f"[{count}/{planned.total}] {name(experiment)}", flush=True)
-            _run_trial(this, place)
-            if planned.asked.stop_on_error and (this.outcome() or {}).get("outcome") == "failed":
-                return
-    if planned.suggested:
-        print(suggestions.summary(lower_is_better=planned.lower_is_better), flush=True)
-
-
-def _places(planned: Planned) -> contextlib.AbstractContextManager[Place]:
     if planned.server_workers > 1:
         from raydiff.runtime import data_parallel
 
@@ -52,19 +25,41 @@ def _places(planned: Planned) -> contextlib.AbstractContextManager[Place]:
     return contextlib.nullcontext(lambda this: (trial.local_executor(this), None))
 
 
+def run_in_process(planned: Planned, place: Place) -> finish.Ended:
+    """Run the trials without an outcome."""
+    ended = finish.Ended(planned.folder)
+    suggestions = planned.suggestions()
+    experiments = [*planned.trials, *suggestions.distinct.values()]
+    name = study.varying([planned.base, *experiments] if planned.suggested else experiments, planned.space)
+    for count, experiment in enumerate(itertools.chain(experiments, suggestions.more()), 1):
+        if experiment is None:  # The searcher waits for a trial, and none runs.
+            break
+        this = trial.Trial(experiment, planned.folder, planned.owner)
+        if this.outcome() is not None:
+            continue
+        if planned.total > 1:
+            print(f"[{count}/{planned.total}] {name(experiment)}", flush=True)
+        _run_trial(this, place)
+        if planned.asked.stop_on_error and (this.outcome() or {}).get("outcome") == "failed":
+            return ended
+    if planned.suggested:
+        print(suggestions.summary(lower_is_better=planned.lower_is_better), flush=True)
+    return ended
+
+
 def _run_trial(this: trial.Trial, place: Place) -> None:
     """Raises ValueError where the storage cannot be written any more."""
     try:
         trial.begin(this)
         try:
-            running = Running(this.experiment, "")
-            with saying(lambda: running.place(this.sweep), EVERY_S):
+            running = estimate.Running(this.folder, this.experiment)
+            with saying(running.place, estimate.EVERY_S):
                 executor, train = place(this)
                 for result in trial.run(this, executor, train=train):
                     copies.download(this.folder)
                     running.round = result["round"]
                     _print_round(result, this.experiment.method.rounds)
-        except LeaseLost:  # Another driver owns the sweep now, and writes how the trial ends.
+        except atomic_files.LeaseLost:  # Another driver owns the sweep now, and writes how the trial ends.
             raise
         except Exception as e:  # Every trial that began gets an outcome.
             trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)

@@ -3,8 +3,6 @@
 All trials of a sweep have the same slot, so that the next trial reuses the processes of the last.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -66,33 +64,20 @@ def shape_slot(runtime: Runtime, *, threads: int, clients: int, nodes: Sequence[
     return next((shape for shape in shapes if _place(shape.bundles, _free(nodes))), of(1))
 
 
-def count_fitting(slot: Slot, nodes: Sequence[Resources]) -> int:
-    """Return how many such slots fit on these nodes at once. Raises ValueError if none does."""
-    count = count_slots(slot, nodes)
-    if count:
-        return count
-    raise ValueError(describe_too_large(slot.total, slot.workers + 1, nodes))
+def check_fits(bundles: Sequence[Resources], total: Resources, nodes: Sequence[Resources]) -> None:
+    """Raise ValueError if one trial's bundles, which have these resources in `total`, do not fit on these nodes."""
+    if not count_fitting(bundles, nodes):
+        raise ValueError(
+            f"one trial needs {format_resources(total)} for {len(bundles)} processes, but the cluster has "
+            f"{format_resources(total_of(nodes))} on {len(nodes)} node(s): lower runtime.workers, numerics.threads or "
+            "the fractions of a GPU"
+        )
 
 
-def describe_too_large(total: Resources, processes: int, nodes: Sequence[Resources]) -> str:
-    """Return the message that a trial does not fit on these nodes."""
-    return (
-        f"one trial needs {format_resources(total)} for {processes} processes, but the cluster has "
-        f"{format_resources(total_of(nodes))} on {len(nodes)} node(s): lower runtime.workers, numerics.threads or the "
-        "fractions of a GPU"
-    )
-
-
-def count_slots(slot: Slot, nodes: Sequence[Resources]) -> int:
-    """Return how many such slots fit on these nodes at once, other jobs apart."""
+def count_fitting(bundles: Sequence[Resources], nodes: Sequence[Resources]) -> int:
+    """Return how many times these bundles fit on these nodes at once, other jobs apart."""
     free = _free(nodes)
-    return next((count for count in range(MAX_SLOTS) if not _place(slot.bundles, free)), MAX_SLOTS)
-
-
-def count_unplaced(bundles: Sequence[Resources], nodes: Sequence[Resources]) -> int:
-    """Return how many of these equal bundles do not fit on the nodes."""
-    free = _free(nodes)
-    return sum(not _place([bundle], free) for bundle in bundles)
+    return next((count for count in range(MAX_SLOTS) if not _place(bundles, free)), MAX_SLOTS)
 
 
 def _free(nodes: Sequence[Resources]) -> list[dict[str, float]]:

@@ -1,7 +1,5 @@
 """Plan of a sweep: a study with the given options, every trial resolved and checked. Nothing is written."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,8 +67,7 @@ class Planned:
             "base": self.base.digest if self.suggested else None,
             "suggested": self.suggested,
         }
-        stored: dict[str, Any] = json.loads(dumps(fields))
-        return stored
+        return dict(json.loads(dumps(fields)))
 
     @property
     def objective(self) -> str:

@@ -1,7 +1,5 @@
 """A sweep's folder: its place, its description in sweep.json, and its MLflow runs."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os
@@ -23,21 +21,18 @@ from raydiff.experiment.study import Varying
 from raydiff.formats.json_files import dumps, outcomes, read_json, read_plan, trial_folders
 from raydiff.results.finished import find, is_sweep, open_finished, single_trial
 from raydiff.runtime.place import cap_memory
-from raydiff.storage import copies, staging
-from raydiff.storage.atomic_files import write_text
-from raydiff.storage.object_store import bucket_at
+from raydiff.storage import atomic_files, copies, object_store, staging
 from raydiff.storage.storage import storage_at
-from raydiff.tracking import mlflow_models, shared_view
-from raydiff.tracking.mlflow_store import ARTIFACTS, redact_passwords
-from raydiff.tracking.mlflow_writer import Mlflow
+from raydiff.tracking import mlflow_models, mlflow_store, mlflow_writer, shared_view
 
 Plan = dict[str, Any]  # the content of sweep.json
 UNFINISHED = {"failed", "killed", "time budget"}  # outcomes and reasons of trials that a resumed sweep runs again
-FAILURES = "ENOSPC EDQUOT EROFS EACCES EPERM EFBIG EIO ENAMETOOLONG"
-NOT_WRITABLE = {getattr(errno, name) for name in FAILURES.split()}
+NOT_WRITABLE = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES),
+    *(errno.EPERM, errno.EFBIG, errno.EIO, errno.ENAMETOOLONG),
+}
 SMALL_BYTES = 50_000_000  # of a sampler that a sweep of several trials logs
 LONGEST = 200  # bytes of a name: file systems take 255
-REMEDY = "set runtime.storage to a folder on a local disk, NFS or Lustre, or a bucket"
 
 
 def locate_sweep(base: Experiment, name: str) -> Path:
@@ -68,16 +63,15 @@ def not_writable(error: BaseException, at: Path) -> str:
 def check_writable(folder: Path, what: str, *, links: bool = False) -> None:
     """Create the folder if it does not exist. Raises ValueError if it cannot be written, or cannot hold hard links."""
     probe = folder / f".writable-{os.getpid()}"
-    can = "cannot be written"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(bytes(4096))  # A full disk still takes an empty file.
+        atomic_files.write_bytes(probe, bytes(4096), if_absent=links)  # A full disk still takes an empty file.
         probe.unlink()
-        if links:  # by which one of several processes gets a lease, a round or a charge
-            can = f"needs hard links, which exFAT and some network mounts lack ({REMEDY})"
-            write_text(probe, "", if_absent=True)
-            probe.unlink()
     except OSError as e:
+        remedy = "set runtime.storage to a folder on a local disk, NFS or Lustre, or a bucket"
+        can = f"needs hard links, which exFAT and some network mounts lack ({remedy})"
+        if e.filename2 is None:  # Else it was the link, by which one of several processes gets a lease or a round.
+            can = "cannot be written"
         why = "it is a file" if isinstance(e, FileExistsError) else e.strerror
         raise ValueError(f"{what} {folder} {can}: {why}") from None
 
@@ -95,12 +89,14 @@ def describe_sweep(
     resume: bool,
     extend: bool = False,
     secret: bytes,
+    data: str,
+    experiment: str | None = None,
     call: str = "",
 ) -> Plan:
     """Return the content of sweep.json.
 
-    `call`: the Python call that starts the sweep; "": this command line. Raises ValueError if the sweep exists and
-    may not be continued so.
+    `data`: the name of the data set; `experiment`: the MLflow experiment that was asked for; `call`: the Python call
+    that starts the sweep; "": this command line. Raises ValueError if the sweep exists and may not be continued so.
     """
     now: Plan = {
         "id": uuid.uuid4().hex,
@@ -109,6 +105,7 @@ def describe_sweep(
         "git": _git(),
         "trials": sorted(e.digest for e in trials),
         **search,
+        "experiment": experiment or f"raydiff-{PurePath(data).stem.replace(':', '-')}",
         "command": [call] if call else _command_line(at.name),
         "secret": seeding.keyed_digest(secret, "sweep", at.name)[:16],  # to recognise it
     }
@@ -119,6 +116,9 @@ def describe_sweep(
         raise ValueError(f"{at.name} exists already: resume it, or choose another name")
     then: Plan = read_plan(at, needs="trials")
     _check_same(at, then, now, extend=extend)
+    if experiment not in (None, then["experiment"]):
+        kept = f"{at.name} logs to MLflow's experiment {then['experiment']}"
+        raise ValueError(f"{kept}, not {experiment}: leave the experiment out")
     if then["trials"] == now["trials"]:
         return {**then, "suggested": now["suggested"]}
     return {**then, "trials": now["trials"], "command": now["command"], "extended": True}
@@ -127,7 +127,7 @@ def describe_sweep(
 def _check_same(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
     """Raises ValueError for another noise secret, code or space; with `extend` the space may have grown."""
     if then["secret"] != now["secret"]:
-        if not (at / "secret").exists() and bucket_at(at.parents[1]):
+        if not (at / "secret").exists() and object_store.bucket_at(at.parents[1]):
             raise ValueError(f"runtime.noise_secret is not the one that {at.name} was started with")
         raise ValueError(f"{at / 'secret'} is gone or damaged: trials are named by it, and noise is drawn from it")
     if changed := sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f)):
@@ -164,18 +164,7 @@ def write_sweep(at: Path, this: Plan, secret: bytes) -> None:
             (folder / "outcome.json").unlink(missing_ok=True)
 
 
-def mlflow_experiment(at: Path, base: Experiment, *, asked: str | None) -> str:
-    """Return the name of the sweep's MLflow experiment. Raises ValueError if it already logs to another one."""
-    name = asked or f"raydiff-{PurePath(base.data.name).stem.replace(':', '-')}"
-    if not (at / "sweep.json").exists():
-        return name
-    kept = str(read_json(at / "sweep.json", needs="experiment")["experiment"])
-    if asked not in (None, kept):
-        raise ValueError(f"{at.name} logs to MLflow's experiment {kept}, not {asked}: leave the experiment out")
-    return kept
-
-
-def build_writer(at: Path, preset: str, *, base: Experiment, about: Plan, swept: Varying) -> Mlflow:
+def build_writer(at: Path, preset: str, *, base: Experiment, about: Plan, swept: Varying) -> mlflow_writer.Mlflow:
     """Return the writer of this sweep's MLflow runs.
 
     `about`: sweep.json; `swept`: `study.varying_fields`.
@@ -186,11 +175,11 @@ def build_writer(at: Path, preset: str, *, base: Experiment, about: Plan, swept:
         "raydiff.preset": preset,
         "raydiff.accountant": base.method.accountant,
         "raydiff.replayable": str(base.runtime.noise_secret is not None).lower(),
-        "mlflow.source.name": redact_passwords(shlex.join(about["command"])),
+        "mlflow.source.name": mlflow_store.redact_passwords(shlex.join(about["command"])),
         "mlflow.source.type": "JOB",
         **({"raydiff.git": git, "mlflow.source.git.commit": git} if git else {}),
     }
-    return Mlflow(
+    return mlflow_writer.Mlflow(
         uri,
         experiment=about["experiment"],
         sweep=at,
@@ -213,12 +202,12 @@ def tracking_store(storage: Path) -> tuple[str, str | None]:
         raise ValueError(f"MLflow would write beside the storage folder {storage}, for its {odd[0]!r}: {needs}")
     uri = uri or f"sqlite:///{storage}/mlflow.db"
     # A server sets the location of artifacts; for a database MLflow would take the working directory.
-    return uri, None if uri.startswith(("http", "databricks")) else (storage / ARTIFACTS).as_uri()
+    return uri, None if uri.startswith(("http", "databricks")) else (storage / mlflow_store.ARTIFACTS).as_uri()
 
 
 def describe_view(at: Path, experiment: str, view: str) -> str:
     """Return where a shared view of an MLflow experiment opens; it follows "open the runs "."""
-    uri = redact_passwords(tracking_store(at.parents[1])[0])
+    uri = mlflow_store.redact_passwords(tracking_store(at.parents[1])[0])
     page = shared_view.view_address(experiment, view)
     if uri.startswith("http"):
         return f"at {uri.rstrip('/')}{page}"

@@ -1,7 +1,6 @@
 """Numbered tasks on a Ray cluster, with the results of one process: parts of a generated data set, shadow models."""
 
-from __future__ import annotations
-
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,64 +11,59 @@ from ray.util import ActorPool
 
 from raydiff import process
 from raydiff.models.compute import device
-from raydiff.process import WAIT_S, saying
-from raydiff.results import generation, shadows
-from raydiff.results.finished import open_finished
-from raydiff.results.generation import Maker, Spread
-from raydiff.results.shadows import Attacked
+from raydiff.results import finished, generation, shadows
 from raydiff.runtime.cluster import check_shared_storage, in_one_sentence
-from raydiff.runtime.place import Resources, bundle, cap_memory, count_unplaced, format_resources
+from raydiff.runtime.place import Resources, bundle, cap_memory, count_fitting, format_resources
 
 Do = Callable[[int], object]
 RESTARTS = 3  # of a worker that died, and of its current task
 
 
-def spread_samples(workers: int, nodes: Sequence[Resources]) -> Spread:
+def spread_samples(workers: int, nodes: Sequence[Resources]) -> generation.Spread:
     """Return what writes parts with up to so many workers, which divide the nodes' GPUs if this process has one."""
 
-    def spread(make: Maker, parts: Sequence[int]) -> Iterator[int]:
+    def spread(make: generation.Maker, parts: Sequence[int]) -> Iterator[int]:
         if not parts:
             return
         trial = make.finished.trial
         out = make.out.absolute()
-        client = make.source.client
-        request = make.request
         gpu = _gpu_fraction(min(workers, len(parts)), nodes) if device().type == "cuda" else 0.0
         needed = bundle(trial.experiment.numerics.threads, gpu)
-        folder = trial.folder
 
-        def open_task() -> Do:
-            return generation.maker(open_finished(folder), client, out, request).write
-
+        open_task = functools.partial(_open_maker, trial.folder, make.source.client, out, make.request)
         yield from _run_tasks(open_task, parts, needed, workers=workers, nodes=nodes, folders=(trial.sweep, out))
 
     return spread
 
 
-def train_shadows(attacked: Attacked, *, workers: int, nodes: Sequence[Resources]) -> Iterator[int]:
+def _open_maker(folder: Path, client: int | None, out: Path, request: generation.GenerationRequest) -> Do:
+    return generation.maker(finished.open_finished(folder), client, out, request).write
+
+
+def train_shadows(attacked: shadows.Attacked, *, workers: int, nodes: Sequence[Resources]) -> Iterator[int]:
     """Train all shadow models with up to `workers` workers, and yield each one's number when it is in the cache."""
     trial = attacked.finished.trial
     request = attacked.request
     needed = bundle(trial.experiment.numerics.threads, trial.experiment.runtime.gpu_per_worker)
-    numbers = range(request.shadows)
-    folders = (trial.sweep,)
     yield from _run_tasks(
-        lambda: shadows.open_attacked(request).losses, numbers, needed, workers=workers, nodes=nodes, folders=folders
+        lambda: shadows.open_attacked(request).losses,
+        range(request.shadows),
+        needed,
+        workers=workers,
+        nodes=nodes,
+        folders=(trial.sweep,),
     )
 
 
 class _TaskWorker:
     def __init__(self, open_task: Callable[[], Do], gpu: float) -> None:
         process.begin()
-        self._open = open_task
         self._gpu = gpu
-        self._do: Do | None = None
+        self._open = functools.cache(open_task)
 
     def do(self, number: int) -> int:
-        if self._do is None:  # Not in `__init__`: Ray reports errors of tasks only in one sentence.
-            cap_memory(self._gpu)
-            self._do = self._open()
-        self._do(number)
+        cap_memory(self._gpu)  # Not in `__init__`: Ray reports errors of tasks only in one sentence.
+        self._open()(number)
         return number
 
 
@@ -86,8 +80,7 @@ def _run_tasks(
 
     Raises ValueError if none fits, one is lost, a task fails, or a node does not see the folders.
     """
-    most = min(workers, len(numbers))
-    count = most - count_unplaced([needed] * most, nodes)
+    count = min(workers, len(numbers), count_fitting([needed], nodes))
     if not count:
         raise ValueError(f"no node has {format_resources(needed)} for a worker: --workers 1 needs no Ray")
     if len(nodes) > 1:
@@ -99,7 +92,10 @@ def _run_tasks(
     pool = ActorPool([actor.remote(open_task, gpu) for _ in range(count)])
     try:
         done = 0
-        with in_one_sentence(), saying(lambda: f"waiting for {len(numbers) - done} tasks on {count} worker(s)", WAIT_S):
+        with (
+            in_one_sentence(),
+            process.saying(lambda: f"waiting for {len(numbers) - done} tasks on {count} worker(s)", process.WAIT_S),
+        ):
             for number in pool.map_unordered(lambda one, number: one.do.remote(number), list(numbers)):
                 done += 1
                 yield number

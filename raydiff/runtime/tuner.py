@@ -4,8 +4,6 @@ Tune schedules, searches and stops; the trials' folders are the only state. A re
 lost its capacity, runs the trials without an outcome, each after its last committed round.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging
@@ -24,17 +22,13 @@ from raydiff import process
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import Trial, cut_short
-from raydiff.runtime import device_faults, sweep_folder
-from raydiff.runtime.cluster import NODE, check_shared_storage, explain_memory_kill, is_autoscaled, list_nodes
-from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
+from raydiff.runtime import cluster, concurrency, device_faults, finish, schedulers, sweep_folder
 from raydiff.runtime.coordinator import Coordinator
 from raydiff.runtime.follow import SweepProgress
-from raydiff.runtime.place import Slot, cap_memory, count_fitting, shape_slot
+from raydiff.runtime.place import Slot, cap_memory, check_fits, shape_slot
 from raydiff.runtime.plan import Planned
-from raydiff.runtime.schedulers import build_scheduler
 from raydiff.runtime.search import Suggestions
-from raydiff.storage import copies
-from raydiff.storage.staging import StorageCredentials
+from raydiff.storage import copies, staging
 
 TUNE_SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # The trials' own JSON lines are the record.
@@ -54,22 +48,22 @@ def slot_for(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
 def choose_slot(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
     """Return the sweep's slot. Raises ValueError if no node can hold it, or one does not see the storage."""
     shape = slot_for(plan, nodes)
-    if not is_autoscaled():
-        count_fitting(shape, nodes)
+    if not cluster.is_autoscaled():
+        check_fits(shape.bundles, shape.total, nodes)
     if len(nodes) > 1:
-        check_shared_storage(plan.folder.parents[1])
+        cluster.check_shared_storage(plan.folder.parents[1])
     return shape
 
 
-def run_on_tune(plan: Planned, shape: Slot, progress: SweepProgress) -> int:
-    """Run the trials that have no outcome within the time budget. Returns the signal that ended it, or 0."""
+def run_on_tune(plan: Planned, shape: Slot, progress: SweepProgress) -> finish.Ended:
+    """Run the trials that have no outcome within the time budget."""
     for name, value in TUNE_SETTINGS.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `SweepProgress` prints each error in a line.
     cap_memory(0)  # The driver keeps off the GPUs, which belong to the trials.
     with process.stop_signals(progress.interrupt):
         _run_fits(plan, shape, progress)
-    return progress.interrupted
+    return finish.Ended(plan.folder, progress.interrupted, progress.no_capacity or progress.why)
 
 
 class NoCapacity(Exception):
@@ -93,7 +87,7 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
     except NoCapacity as e:
         progress.give_up(str(e))
     except RuntimeError:  # Tune 2.60 raises it where Ray kills a process that is starting.
-        reason = explain_memory_kill()
+        reason = cluster.explain_memory_kill()
         if not reason:
             raise
         progress.give_up(reason)
@@ -107,7 +101,7 @@ def _scheduler(plan: Planned) -> TrialScheduler | None:
     if not plan.search.scheduler:
         return None
     rounds = max(e.method.rounds for e in (plan.base, *plan.trials))
-    return build_scheduler(
+    return schedulers.build_scheduler(
         plan.search.scheduler, objective=plan.objective, lower_is_better=plan.lower_is_better, rounds=rounds
     )
 
@@ -123,7 +117,7 @@ def _refit(plan: Planned, shape: Slot, progress: SweepProgress) -> Slot:
     """The slot with as many workers as still fit: their number changes no result. Raises NoCapacity."""
     free = replace(plan, base=overrides.override(plan.base, {"runtime.workers": None}))
     try:
-        refitted = choose_slot(free, list(list_nodes(without=progress.left_out).values()))
+        refitted = choose_slot(free, list(cluster.list_nodes(without=progress.left_out).values()))
     except ValueError as e:
         raise NoCapacity(str(e)) from None
     if refitted.workers >= shape.workers:
@@ -161,18 +155,18 @@ def _fit(
     plan: Planned, shape: Slot, progress: SweepProgress, tuned: tune.TuneConfig, trials: Iterable[Experiment | None]
 ) -> None:
     """Run trials through Tune, as many at once as `ConcurrencyController` allows."""
-    controller = ConcurrencyController(plan, shape, progress)
-    tuned.search_alg = LimitedSearcher(trials, controller)
+    controller = concurrency.ConcurrencyController(plan, shape, progress)
+    tuned.search_alg = concurrency.LimitedSearcher(trials, controller)
     trainable: Any = Coordinator
-    if credentials := StorageCredentials.of(plan.folder):  # Not in the config, which Tune writes to disk.
+    if credentials := staging.read_credentials(plan.folder):  # Not in the config, which Tune writes to disk.
         trainable = tune.with_parameters(Coordinator, credentials=credentials)
-    where: dict[str, Any] = {"strategy": "PACK"}
-    if progress.left_out:
-        where["bundle_label_selector"] = [{NODE: f"!in({','.join(sorted(progress.left_out))})"}] * len(shape.bundles)
+    left_out = f"!in({','.join(sorted(progress.left_out))})"
+    selector = [{cluster.NODE: left_out}] * len(shape.bundles) if progress.left_out else None
+    group = tune.PlacementGroupFactory(shape.bundles, strategy="PACK", bundle_label_selector=selector)
     # Tune raises where it cannot write its own state: kept apart from the storage folder, which may be full.
     with tempfile.TemporaryDirectory(prefix="raydiff-tune-", ignore_cleanup_errors=True) as folder:
         tune.Tuner(
-            tune.with_resources(trainable, tune.PlacementGroupFactory(shape.bundles, **where)),
+            tune.with_resources(trainable, group),
             param_space={"sweep": plan.folder, "slot": shape, "owner": plan.owner},
             tune_config=tuned,
             run_config=tune.RunConfig(

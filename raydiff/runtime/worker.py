@@ -1,7 +1,5 @@
 """`Worker`: the actor that hosts clients. Their private state does not pass through the coordinator."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,11 +9,9 @@ from raydiff import process
 from raydiff.experiment.trial import Trial, compute, localize, make_clients, make_instruments
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, run_clients, write_ahead
-from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.sums import UploadValidator, partial_sum
-from raydiff.runtime import device_faults
-from raydiff.runtime.place import cap_memory
+from raydiff.runtime import device_faults, place
 from raydiff.tree import Arrays, arrays, tensors
 
 T = TypeVar("T")
@@ -33,9 +29,6 @@ class Worker:
         process.begin()
         signal.signal(signal.SIGINT, process.interrupt)
         self._trial: Trial | None = None
-        self._clients: dict[int, Client] = {}
-        self._instruments: Any = None
-        self._gpu = 0.0
         self._messages: Iterator[Any] = iter(())
 
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> str:
@@ -47,8 +40,8 @@ class Worker:
         self._messages = iter(())
         device_faults.check_gpu(gpu)
         with device_faults.exit_on_device_error(trial.folder, "a worker"):
-            cap_memory(gpu)
-            self._instruments = make_instruments(trial)
+            place.cap_memory(gpu)
+            self._instruments: Any = make_instruments(trial)
             self._clients = {c.client_id: c for c in make_clients(trial, ids)}
         self._trial = trial
         self._gpu = gpu
@@ -79,7 +72,7 @@ class Worker:
         def reports() -> Iterator[Any]:
             for turn, client in enumerate(clients):
                 who = f"client {client.client_id}"
-                with beating(trial.folder, who, number, turn=turn, turns=turns, began=began, loss=True):
+                with heartbeat.beating(trial.folder, who, number, turn=turn, turns=turns, began=began, loss=True):
                     report = client.evaluate(params, number, read)
                 yield report
 

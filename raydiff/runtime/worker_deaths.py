@@ -1,7 +1,5 @@
 """Workers that hang or die: `WorkerSupervisor` kills those without a heartbeat, and revives those that are dead."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,8 +9,7 @@ from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError
 
 from raydiff.experiment.trial import Trial
 from raydiff.federated import heartbeat
-from raydiff.runtime import device_faults
-from raydiff.runtime.cluster import explain_memory_kill
+from raydiff.runtime import cluster, device_faults
 
 ATTEMPTS = 4  # deaths of a worker at one client after which the trial fails
 CHECKS = 8  # checks of heartbeats per timeout
@@ -30,7 +27,7 @@ class WorkerCrashLoop(RuntimeError):
 
 
 class WorkerSupervisor:
-    """Waits for the workers of one trial.
+    """Lets the workers of one trial host their clients, and waits for them. Raises WorkersLost.
 
     Args:
         workers: The actors.
@@ -49,9 +46,6 @@ class WorkerSupervisor:
         self._silent_s = dict.fromkeys(range(len(workers)), 0.0)
         self._last: dict[int, object] = {}
         self._recorded = self._recorded_by_workers()
-
-    def start(self) -> None:
-        """Let all workers host their clients. Raises WorkersLost."""
         for i, ref in enumerate([self._host(i) for i in range(len(self._workers))]):
             self.first({ref: i}, lambda _: "before it had loaded its clients")
             try:
@@ -106,7 +100,7 @@ class WorkerSupervisor:
         elif self._recorded == before:
             where = f"at client {client}, in {type(self._trial.experiment.method).__name__} or what evaluates it"
             unknown = f"it died without a reason {where}: out of memory, an exit, a native crash, or its node is gone"
-            reason = explain_memory_kill() or unknown
+            reason = cluster.explain_memory_kill() or unknown
             device_faults.record_loss(self._trial.folder, f"worker {i}: {reason}")
         if deaths == ATTEMPTS:
             died = f"worker {i} died {ATTEMPTS} times before client {client} had its result"

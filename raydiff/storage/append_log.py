@@ -9,8 +9,6 @@ succeeds, the others read again, and no dead process holds a lock. The checksums
 missing one; the marker that the first or all records are missing; the numbers that trials note that the last ones are.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass

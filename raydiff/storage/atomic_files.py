@@ -1,7 +1,5 @@
 """Files that appear whole or not at all: written under a temporary name beside the target, then renamed or linked."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import uuid

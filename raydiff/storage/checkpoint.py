@@ -15,8 +15,6 @@ refused, as is a state that is not the one of the commit. A damaged file, or a m
 ValueError with its name. Files of other names, such as the copies that a synchronising program leaves, are not read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -54,11 +52,10 @@ class Checkpoint:
         its digest, if the folder's name is not.
         """
         self.root = root
-        self.cache = cache
         self.guard = guard
         self.trial = trial or root.name
         self.storage = storage_at(root, private=True)
-        self.results = SharedResults(None if cache is None else storage_at(cache, private=True))
+        self.results = SharedResults(storage_at(cache or root / "cache", private=True))
         self._writers = ThreadPoolExecutor(WRITERS)
         self._writes: list[Future[None]] = []
         self._saved: dict[int | None, Stored] = {}  # client, None: server -> the last state this process has saved

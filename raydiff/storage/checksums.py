@@ -5,8 +5,6 @@ copy of another file is refused. It guards against accidents, not against people
 checksum.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 

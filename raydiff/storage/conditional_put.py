@@ -1,7 +1,5 @@
 """Conditional puts: of several processes that create one name at once, exactly one succeeds."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

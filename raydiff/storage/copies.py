@@ -5,8 +5,6 @@ published. Whoever writes to the bucket may have written them, so that states an
 not among them: `checkpoint` reads these itself. Where the storage is a folder, nothing is copied.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +12,7 @@ from pathlib import Path
 
 from raydiff import seeding
 from raydiff.formats.json_files import TRIAL, read_json
-from raydiff.storage import staging
-from raydiff.storage.atomic_files import write_bytes
-from raydiff.storage.local import LocalFolder
+from raydiff.storage import atomic_files, local, staging
 from raydiff.storage.object_store import SWEEP, ObjectStore, is_bucket
 from raydiff.storage.storage import storage_at
 
@@ -29,7 +25,7 @@ ERROR = "error.txt"  # a trial's traceback, encrypted, since it may show values 
 def download(folder: Path) -> bool:
     """Copy what people read of a sweep or trial from its bucket; return whether the bucket has any of it."""
     storage = storage_at(folder)
-    if isinstance(storage, LocalFolder):
+    if isinstance(storage, local.LocalFolder):
         return False
     artifacts = filter(ARTIFACT.fullmatch, storage.list_names("artifacts"))
     names = [*FILES[folder.parent.name], *(f"artifacts/{name}" for name in artifacts)]
@@ -40,7 +36,7 @@ def download(folder: Path) -> bool:
         if data is None:
             (folder / name).unlink(missing_ok=True)
         else:
-            write_bytes(folder / name, data)
+            atomic_files.write_bytes(folder / name, data)
     return any(data is not None for data in found.values())
 
 
@@ -86,7 +82,7 @@ def fetch_for_reading(uri: str) -> Path:
 def publish_report(sweep: Path) -> None:
     """Put a sweep's report and composed epsilon beside its trials."""
     storage = storage_at(sweep)
-    if isinstance(storage, LocalFolder):
+    if isinstance(storage, local.LocalFolder):
         return
     for path in [sweep / "composed.json", *(sweep / "report").rglob("*")]:
         if path.is_file():

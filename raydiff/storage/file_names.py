@@ -3,8 +3,6 @@
 Others, such as copies that editors and synchronising programs leave, are never read: they are counted.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Logs of a trial: one JSON object per line and step, with the time in Unix seconds."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any

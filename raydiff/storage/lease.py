@@ -8,8 +8,6 @@ number and stops, as do its workers. A driver of this machine is dead when its p
 not touched for SILENCE_S by the storage's own clock, so that clocks need not agree.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

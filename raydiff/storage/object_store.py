@@ -4,8 +4,6 @@ The store must support conditional puts and list consistently, as Amazon S3, Goo
 `If-None-Match` do. obstore is the Python client that can put a name only if it is absent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

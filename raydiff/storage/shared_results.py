@@ -3,8 +3,6 @@
 <sweep>/cache/<key>.safetensors
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -21,9 +19,9 @@ def result_key(kind: str, secret: bytes, parts: tuple[object, ...]) -> str:
 
 @dataclass(frozen=True)
 class SharedResults:
-    """Trees of tensors by key. Without a storage nothing is shared."""
+    """Trees of tensors by key."""
 
-    storage: Storage | None
+    storage: Storage
 
     def cached(self, key: str, make: Callable[[], Params]) -> Params:
         """`make()`, or what an earlier call with the same key returned, in this trial or another of its sweep."""
@@ -32,24 +30,21 @@ class SharedResults:
         result = make()
         if (stored := self.get(key)) is not None:  # Another trial was faster: its result counts.
             return stored
-        if self.storage is not None:
-            self.storage.put(_file(key), dump_tensors(result, of=_file(key)))
+        self.storage.put(_file(key), dump_tensors(result, of=_file(key)))
         return result
 
     def get(self, key: str) -> Params | None:
         """The stored result; None if there is none. Raises ValueError if it is damaged or another key's."""
-        if self.storage is None or (data := self.storage.get(_file(key))) is None:
-            return None
-        return load_tensors(data, self.storage.describe(_file(key)), of=_file(key))[0]
+        data = self.storage.get(_file(key))
+        return None if data is None else load_tensors(data, self.storage.describe(_file(key)), of=_file(key))[0]
 
     def forget(self, keys: Iterable[str]) -> None:
         """Remove results that nobody will ask for again."""
-        if self.storage is not None:
-            self.storage.delete(map(_file, keys))
+        self.storage.delete(map(_file, keys))
 
     def has(self, key: str) -> bool:
         """Whether a result is stored under this key."""
-        return self.storage is not None and self.storage.modified(_file(key)) is not None
+        return self.storage.modified(_file(key)) is not None
 
 
 def _file(key: str) -> str:

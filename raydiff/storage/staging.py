@@ -4,8 +4,6 @@
 <root>/sweeps/<name>/secret   the sweep's noise secret, which is never put into the bucket
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -85,11 +83,11 @@ class StorageCredentials:
     uri: str
     secret: bytes = field(repr=False)
 
-    @classmethod
-    def of(cls, sweep: Path) -> StorageCredentials | None:
-        """Of the sweep in this folder; None if its storage is a folder."""
-        uri = bucket_at(sweep.parents[1])
-        return None if uri is None else cls(uri, (sweep / "secret").read_bytes())
+
+def read_credentials(sweep: Path) -> StorageCredentials | None:
+    """Return the credentials of the sweep in this folder; None if its storage is a folder."""
+    uri = bucket_at(sweep.parents[1])
+    return None if uri is None else StorageCredentials(uri, (sweep / "secret").read_bytes())
 
 
 def open_working_copy(credentials: StorageCredentials, name: str) -> Path:

@@ -1,7 +1,5 @@
 """The MLflow runs of finished trials: find them again, and log a trial's sampler as a model."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Mapping, Sequence

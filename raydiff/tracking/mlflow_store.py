@@ -1,7 +1,5 @@
 """An MLflow store: open it, and write runs, parameters, metrics and files to it."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools
@@ -25,7 +23,15 @@ from raydiff.formats.json_files import dumps
 ARTIFACTS = "mlflow-artifacts"  # the folder beside a SQLite store in which MLflow keeps files
 PATH_COLUMNS = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
 """(table, column) in which MLflow 3 keeps absolute paths of that folder."""
-PAGE = 1000  # runs
+SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",  # we wait and retry ourselves
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",  # MLflow's default of 120 s is a long silence
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # two lines for each run of a server
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+"""MLflow's environment variables, where the user has not set them."""
+MOST_RUNS = 50_000  # that MLflow finds at once
 # metrics and params per request; MLflow takes 1000 and 100
 BATCH = 900
 PARAMS = 100
@@ -45,11 +51,8 @@ CAUSES = {  # pattern of an error's text, or of its causes' types -> what it mea
 
 def connect(uri: str) -> Any:
     """An MlflowClient that prints nothing. Creates a SQLite store that does not exist."""
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # we wait and retry ourselves
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")  # MLflow's default of 120 s is a long silence
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two lines for each run of a server
-    os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs every migration of a new store
     from mlflow import MlflowClient
 
@@ -134,20 +137,10 @@ class RunClient:
             self.client.set_tag(self.run, REMARK, self.lacks)
 
 
-def all_runs(client: Any, experiment: str, query: str) -> list[Any]:
-    """All runs of an experiment that match a query, from as many pages as MLflow has."""
-    runs = []
-    token = None
-    while True:
-        page = client.search_runs([experiment], query, max_results=PAGE, page_token=token)
-        runs += page
-        if not (token := page.token):
-            return runs
-
-
 def delete_runs(client: Any, experiment: str, tags: Mapping[str, str]) -> None:
     """Delete the runs of an experiment that have all these tags."""
-    for run in all_runs(client, experiment, " and ".join(f"tags.`{k}` = '{v}'" for k, v in tags.items())):
+    query = " and ".join(f"tags.`{k}` = '{v}'" for k, v in tags.items())
+    for run in client.search_runs([experiment], query, max_results=MOST_RUNS):
         client.delete_run(run.info.run_id)
 
 

@@ -5,8 +5,6 @@ start late, lose its server for a while, or be killed: the next one reads the sa
 tags and adds what is missing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raydiff import __version__
+from raydiff import __version__, process
 from raydiff.experiment.study import Varying
 from raydiff.formats.json_files import outcomes, read_json, trial_folders
 from raydiff.formats.metric_records import read_metrics, select_shown
@@ -106,8 +104,7 @@ class Mlflow(threading.Thread):
 
     def wait_ready(self) -> None:
         """Wait for the first attempt. Raises ValueError, in one sentence, if MLflow cannot be written."""
-        if not self._ready.wait(SILENCE_S):
-            print(f"waiting for the MLflow store {redact_passwords(self.uri)}", flush=True)
+        with process.waiting(f"the MLflow store {redact_passwords(self.uri)}"):
             if not self._ready.wait(OPENING_S):
                 self.error = TimeoutError(f"no answer within {OPENING_S:g} s")
         if self.error is not None:
@@ -235,7 +232,8 @@ class Mlflow(threading.Thread):
         parent = None
         identity = self._identity = read_json(self.sweep / "sweep.json", needs="id")["id"]
         self._runs = {}
-        for run in mlflow_store.all_runs(client, self.experiment_id, f"tags.`raydiff.id` = '{identity}'"):
+        query = f"tags.`raydiff.id` = '{identity}'"
+        for run in client.search_runs([self.experiment_id], query, max_results=mlflow_store.MOST_RUNS):
             if digest := run.data.tags.get("raydiff.trial"):
                 self._runs[digest] = run.info.run_id
             elif run.data.tags["raydiff.kind"] == "sweep":

@@ -4,8 +4,6 @@ A shared view is a tag of an experiment, which the page of MLflow 3.17 reads whe
 is MLflow's own and not documented: the view is a convenience, and no sweep depends on it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The MLflow run of one trial: created or found again, and brought up to date with the trial's files."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +38,6 @@ class SweepRun:
     run: str
     tags: Mapping[str, str]  # of every run of the sweep
     swept: Varying
-    datasets: set[tuple[str, str]] = field(default_factory=set)  # (name, digest) of those that the parent run has
     names: dict[str, str] = field(default_factory=dict)  # of trials -> digest
 
     def name_of(self, tree: Mapping[str, Any], digest: str) -> str:
@@ -67,8 +64,6 @@ class TrialRun:
         client = self.sweep.client.client
         tree = read_json(self.folder / "config.json", needs="data_digest")
         data = tree["data_digest"].removeprefix(KEYED)[:16]
-        params = flatten(tree)
-        logged = None
         name = self.sweep.name_of(tree, self.folder.name)
         if run is None:
             tags = {"raydiff.trial": self.folder.name, "raydiff.kind": "trial", "mlflow.parentRunId": self.sweep.run}
@@ -79,23 +74,19 @@ class TrialRun:
                 with contextlib.suppress(Exception):
                     client.log_metric(run, first, math.nan, step=-1)
         else:
-            logged = client.get_run(run)
-            names = logged.data.params  # MLflow's are write-once.
-            params = {k: v for k, v in params.items() if mlflow_name(k) not in names}
             client.set_tag(run, "mlflow.parentRunId", self.sweep.run)  # An earlier parent may have been deleted.
             client.update_run(run, name=name)  # An extended sweep varies more.
-        self.run, self.client = run, (client := RunClient(client, run))
-        if not (logged and logged.inputs.dataset_inputs):
-            dataset = tree["data"]["name"], data
-            log_data(client, run, *dataset)
-            if dataset not in self.sweep.datasets:
-                log_data(client, self.sweep.run, *dataset)
-                self.sweep.datasets.add(dataset)
-        self.earlier_outcome = logged.data.tags.get(OUTCOME, "") if logged else ""
-        log_params(client, run, params)
-        whole = logged and not logged.data.tags.get(REMARK)  # Else once more: MLflow keeps equal values once.
-        history = client.get_metric_history(run, "round") if whole else []
-        self.step = max((metric.step for metric in history), default=-1)
+        logged = client.get_run(run)
+        self.run = run
+        self.client = RunClient(client, run)
+        if not logged.inputs.dataset_inputs:
+            for each in (run, self.sweep.run):  # MLflow keeps equal inputs of a run once.
+                log_data(self.client, each, tree["data"]["name"], data)
+        kept = logged.data.params  # MLflow's are write-once.
+        log_params(self.client, run, {k: v for k, v in flatten(tree).items() if mlflow_name(k) not in kept})
+        if not logged.data.tags.get(REMARK):  # Else all once more: MLflow keeps equal values once.
+            self.earlier_outcome = logged.data.tags.get(OUTCOME, "")
+            self.step = max((metric.step for metric in client.get_metric_history(run, "round")), default=-1)
 
     def update(self) -> None:
         """Log the rounds that MLflow lacks, and the end if the trial has ended."""

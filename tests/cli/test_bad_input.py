@@ -175,7 +175,12 @@ def test_keyword_arguments_are_json_or_text():
 
 def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
     at = tmp_path / "sweeps" / "mine"
-    same = {"trials": [trial.resolve(names.PRESETS["digits"]().experiment)], "search": SEARCH, "secret": SECRET}
+    same = {
+        "trials": [trial.resolve(names.PRESETS["digits"]().experiment)],
+        "search": SEARCH,
+        "secret": SECRET,
+        "data": "digits",
+    }
     first = sweep_folder.describe_sweep(at, **same, resume=False)
     assert not at.exists()
     sweep_folder.write_sweep(at, first, SECRET)
@@ -201,7 +206,7 @@ def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
 
 def test_other_code_is_refused_by_file_name(tmp_path, monkeypatch):
     at = tmp_path / "sweeps" / "mine"
-    same = {"trials": [], "search": SEARCH, "secret": SECRET}
+    same = {"trials": [], "search": SEARCH, "secret": SECRET, "data": "digits"}
     sweep_folder.write_sweep(at, sweep_folder.describe_sweep(at, **same, resume=False), SECRET)
     monkeypatch.setattr(sweep_folder, "_code", lambda: {"tree.py": "other"})
     with pytest.raises(ValueError, match=r"started under other code; changed since: .*tree\.py"):
@@ -214,7 +219,7 @@ def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
         trial.end(at / "trials" / name, outcome)
     trial.end(at / "trials" / "d", "stopped", reason="time budget")
     trial.end(at / "trials" / "e", "stopped", reason="scheduler")
-    about = sweep_folder.describe_sweep(at, trials=[], search=SEARCH, secret=SECRET, resume=False)
+    about = sweep_folder.describe_sweep(at, trials=[], search=SEARCH, secret=SECRET, data="digits", resume=False)
     sweep_folder.write_sweep(at, about, SECRET)
 
     def outcomes_left():
@@ -292,15 +297,19 @@ def test_a_secret_of_the_environment_reaches_the_experiment(monkeypatch):
     assert {e.runtime.noise_secret for e in (planned.base, *planned.trials)} == {"ab" * 16}
 
 
-def test_runs_stand_under_their_data_set_or_what_was_asked_for_and_stay_there(tmp_path, tiny):
+def test_runs_stand_under_their_data_set_or_what_was_asked_for_and_stay_there(tmp_path):
+    def describe(name: str, asked: str | None = None) -> dict:
+        return sweep_folder.describe_sweep(
+            tmp_path, trials=[], search=SEARCH, secret=SECRET, data=name, experiment=asked, resume=True
+        )
+
     def of(name: str, asked: str | None = None) -> str:
-        base = dataclasses.replace(tiny, data=dataclasses.replace(tiny.data, name=name))
-        return sweep_folder.mlflow_experiment(tmp_path, base, asked=asked)
+        return describe(name, asked)["experiment"]
 
     names = [of("mnist"), of("/there/credit.csv"), of("owner/pets"), of("mine:Source")]
     assert names == ["raydiff-mnist", "raydiff-credit", "raydiff-pets", "raydiff-mine-Source"]
     assert of("mnist", "trial runs") == "trial runs"
-    (tmp_path / "sweep.json").write_text('{"experiment": "trial runs"}')
+    sweep_folder.write_sweep(tmp_path, describe("mnist", "trial runs"), SECRET)
     assert of("mnist") == of("mnist", "trial runs") == "trial runs"
     with pytest.raises(ValueError, match="logs to MLflow's experiment trial runs, not other: leave the experiment out"):
         of("mnist", "other")

@@ -1,15 +1,10 @@
 """jobs/sweep.py --dry-run, and its arithmetic."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from raydiff.cli import sweep
-from raydiff.data import datasets
-from raydiff.experiment.config import Experiment
-from raydiff.experiment.overrides import override
-from raydiff.runtime import estimate
 
 QUICK = "--method.model.network.width 16 --method.local.steps 4 --method.server.steps 4"
 
@@ -33,24 +28,3 @@ def test_it_says_what_is_needed_and_keeps_nothing(
 def test_a_slot_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="one trial needs 999 CPU"):
         sweep.main(["digits", "--dry-run", "--numerics.threads", "999", "--runtime.storage", str(tmp_path / "s")])
-
-
-def test_a_probe_leaves_nothing(tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert 0 < estimate.probe_trial_s(replace(tiny, evaluation=None)) < 60
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_probe_trains_few_epochs_too(tiny: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Opened(Exception):
-        pass
-
-    def opened(probe: Experiment, _: Path) -> None:
-        raise Opened(probe)
-
-    monkeypatch.setattr("raydiff.experiment.trial.open_trial", opened)
-    with pytest.raises(Opened) as found:
-        estimate.probe_trial_s(override(tiny, {"method.local.epochs": 1000}))
-    records = len(datasets.load(tiny.data).splits["train"]) // tiny.clients
-    (probe,) = found.value.args
-    assert estimate.MIN_STEPS <= probe.method.local.of(records).steps <= 2 * estimate.MOST_STEPS

@@ -112,23 +112,23 @@ def test_the_slowest_is_shown_and_what_is_no_beat_is_not(tmp_path: Path, tiny: E
         (folder / f"{name}.json").write_text(json.dumps(dataclasses.asdict(beat(step=step))))
     (folder / "c.json").write_text("{")
     assert [b.step for b in heartbeat.read_heartbeats(folder.parent)] == [20, 700]
-    running = Running(tiny, "pfdm")
-    assert running.place(tmp_path) == "round 1: client 3 (2 of 4), step 20 of 1,000, loss 0.2500, about 1:27 min left"
+    running = Running(folder.parent, tiny)
+    assert running.place() == "round 1: client 3 (2 of 4), step 20 of 1,000, loss 0.2500, about 1:27 min left"
     running.round = 0  # Round 1 has no beats yet: those of round 0 are none of it.
-    assert running.place(tmp_path) == "round 2"
+    assert running.place() == "round 2"
     running.round = tiny.method.rounds - 1
-    assert running.place(tmp_path) == "evaluation"
+    assert running.place() == "evaluation"
 
 
 def test_of_a_trial_that_gives_no_sign_it_is_said_how_long(tmp_path: Path, tiny: Experiment) -> None:
     folder, now = tmp_path / "trials" / tiny.digest, 100.0
     (folder / heartbeat.FOLDER).mkdir(parents=True)
-    running = Running(tiny, "pfdm", silence=heartbeat.SilenceTimer(lambda: now))
+    running = Running(folder, tiny, silence=heartbeat.SilenceTimer(lambda: now))
 
     def after(seconds: float) -> str:
         nonlocal now
         now += seconds
-        return running.place(tmp_path)
+        return running.place()
 
     assert after(0.0) == "round 1" == after(1800.0)
     assert after(1.0) == "round 1; no heartbeat for 30:01 min"
@@ -149,7 +149,7 @@ def test_in_one_process_its_place_is_printed(tmp_path: Path, tiny: Experiment, m
         yield {"round": 1, "finished": True}
         assert printed.wait(60)
 
-    monkeypatch.setattr(one_process, "EVERY_S", 0.0)
+    monkeypatch.setattr(one_process.estimate, "EVERY_S", 0.0)
     monkeypatch.setattr(one_process.trial, "run", run)
     monkeypatch.setattr(
         process, "print", lambda text, flush: printed.set() if text == "  round 3" else None, raising=False

@@ -81,7 +81,7 @@ def test_three_processes_take_the_steps_of_one(
 ) -> None:
     """With a batch of two, or a last one of one (13, 13, 13 and 1), a process has no records."""
     drawn, other = task(batch=batch, training=training), task(batch=batch, training=training)
-    fitted = DataParallel(Runtime(), Numerics(server_workers=3), tmp_path / "train")(drawn)
+    fitted = DataParallel(Experiment(numerics=Numerics(server_workers=3)), tmp_path / "train")(drawn)
     assert distance(fitted, other.alone()) < 1e-5
     assert torch.equal(drawn.rng.get_state(), other.rng.get_state())
     assert not (tmp_path / "train").exists()

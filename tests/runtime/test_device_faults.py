@@ -17,6 +17,7 @@ from raydiff.federated.client import Client
 from raydiff.runtime import device_faults, worker
 from raydiff.runtime.coordinator import Coordinator
 from raydiff.runtime.device_faults import OutOfMemory
+from raydiff.runtime.place import Slot
 from raydiff.storage.checkpoint import INITIAL
 
 ECC = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nMore.")
@@ -114,7 +115,7 @@ def test_a_worker_names_the_client_and_the_setting(tiny, tmp_path, monkeypatch, 
     def run(*_):
         raise lack
 
-    monkeypatch.setattr(worker, "cap_memory", lambda _: None)
+    monkeypatch.setattr(worker.place, "cap_memory", lambda _: None)
     monkeypatch.setattr(device_faults, "check_gpu", lambda _: None)
     this = trial.open_trial(dataclasses.replace(tiny, evaluation=None), tmp_path / "s")
     hosting = worker.Worker()
@@ -135,7 +136,8 @@ def test_a_coordinator_names_its_setting(lack):
 
     coordinator = object.__new__(Coordinator)
     coordinator._trial, coordinator._round = None, 1
-    coordinator._results, coordinator._gpu_server = lacking(), 0.5
+    coordinator._results = lacking()
+    coordinator._slot = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.5)
     assert coordinator.step()["failed"].startswith("the server, in round 2: out of GPU memory with runtime.gpu_server")
 
 

@@ -15,7 +15,7 @@ from raydiff.runtime.plan import SweepRequest, serialize_experiment
 
 @pytest.fixture
 def progress(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "explain_memory_kill", lambda: "")
+    monkeypatch.setattr(module.cluster, "explain_memory_kill", lambda: "")
     return SweepProgress(planned_as(tmp_path, [seeded(n) for n in range(9)]))
 
 
@@ -79,7 +79,7 @@ def test_a_lost_trial_fails_only_where_no_round_was_committed_since_the_fit_bega
 
 def test_a_lack_of_memory_is_the_reason_in_the_lines_and_in_the_trials_file(progress, monkeypatch, capsys):
     """A trial that was killed before it had a folder has no file."""
-    monkeypatch.setattr(module, "explain_memory_kill", lambda: "the node runs low on memory")
+    monkeypatch.setattr(module.cluster, "explain_memory_kill", lambda: "the node runs low on memory")
     (progress.plan.folder / "trials" / seeded(1).digest).mkdir(parents=True)
     progress.on_trial_recover(0, [], tune_trial(0))
     progress.on_trial_error(0, [], tune_trial(1))

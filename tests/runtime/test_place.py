@@ -8,7 +8,7 @@ import torch
 
 from raydiff.experiment.config import Runtime
 from raydiff.models.compute import device
-from raydiff.runtime.place import Slot, cap_memory, count_fitting, count_unplaced, shape_slot
+from raydiff.runtime.place import Slot, cap_memory, check_fits, count_fitting, shape_slot
 
 LAPTOP = {"CPU": 2.0}
 ONE = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
@@ -28,8 +28,8 @@ ONE = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
 )
 def test_by_default_a_trial_has_as_many_workers_as_fit(runtime, clients, nodes, workers):
     shape = shape_slot(runtime, threads=1, clients=clients, nodes=nodes)
-    assert shape.workers == workers and count_fitting(shape, nodes) >= 1
-    assert count_fitting(ONE, [LAPTOP]) == 2
+    assert shape.workers == workers and count_fitting(shape.bundles, nodes) >= 1
+    assert count_fitting(ONE.bundles, [LAPTOP]) == 2
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_ray_takes_a_fraction_from_one_gpu(gpus, fraction, workers):
     """Each GPU holds floor(1 / fraction) workers."""
     nodes = [{"CPU": 64.0, "GPU": float(gpus)}]
     assert shape_slot(Runtime(gpu_per_worker=fraction), threads=1, clients=64, nodes=nodes).workers == workers
-    assert count_unplaced([{"CPU": 1.0, "GPU": fraction}] * 20, nodes) == 20 - workers
+    assert count_fitting([{"CPU": 1.0, "GPU": fraction}], nodes) == workers
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_ray_takes_a_fraction_from_one_gpu(gpus, fraction, workers):
 )
 def test_a_slot_that_fits_nowhere_is_refused(shape, says):
     with pytest.raises(ValueError, match=says):
-        count_fitting(shape, [LAPTOP, LAPTOP])
+        check_fits(shape.bundles, shape.total, [LAPTOP, LAPTOP])
 
 
 def test_bundles_of_a_slot_add_up_to_its_workers_cpus():

@@ -81,13 +81,13 @@ def test_a_search_and_a_scheduler_share_a_sweep_and_a_failed_trial_stops_neither
     planned.folder.mkdir(parents=True)
     trial.keep_secret(planned.folder, planned.secret)
     progress = SweepProgress(planned)
-    assert tuner.run_on_tune(planned, tuner.choose_slot(planned, [{"CPU": 2.0}]), progress) == 0
+    assert tuner.run_on_tune(planned, tuner.choose_slot(planned, [{"CPU": 2.0}]), progress).interrupted == 0
     outcomes = [outcome["outcome"] for _, outcome in json_files.outcomes(planned.folder)]
     assert len(outcomes) == progress.total == progress.done + progress.failed == 6
     assert "failed" in outcomes and "finished" in outcomes
     assert "the search proposed 6 settings for 6 experiments" in capsys.readouterr().out
     again = SweepProgress(planned)
     assert (
-        tuner.run_on_tune(planned, tuner.choose_slot(planned, [{"CPU": 2.0}]), again) == 0
+        tuner.run_on_tune(planned, tuner.choose_slot(planned, [{"CPU": 2.0}]), again).interrupted == 0
         and again.done + again.failed == 6
     )

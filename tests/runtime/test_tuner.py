@@ -21,6 +21,7 @@ from raydiff.models.training import Training
 from raydiff.runtime import cluster, coordinator, device_faults, launch, tuner
 from raydiff.runtime.finish import Ended
 from raydiff.runtime.follow import SweepProgress
+from raydiff.runtime.place import Slot
 from raydiff.runtime.plan import serialize_experiment
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import Lease
@@ -42,7 +43,7 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
     trials = [trial.resolve(e, b"the noise secret") for e in (override(base, {"method.server": wild}), base)]
     plan = planned_as(tmp_path / "s", trials)
     progress, shape = SweepProgress(plan), tuner.choose_slot(plan, [{"CPU": 2.0}])
-    assert tuner.run_on_tune(plan, shape, progress) == 0
+    assert tuner.run_on_tune(plan, shape, progress).interrupted == 0
     failed, finished = outcomes(plan)
     assert (failed["outcome"], finished["outcome"]) == ("failed", "finished")
     assert "the server, in round 1: the loss became" in failed["reason"]
@@ -54,7 +55,7 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
     assert all(torch.equal(v, warm.store.load_server(1)[k]) for k, v in alone.store.load_server(1).items())
 
     written = {f: f.stat().st_mtime_ns for f in plan.folder.glob("trials/*/outcome.json")}
-    assert tuner.run_on_tune(plan, shape, SweepProgress(plan)) == 0
+    assert tuner.run_on_tune(plan, shape, SweepProgress(plan)).interrupted == 0
     assert len(written) == 2 and written == {f: f.stat().st_mtime_ns for f in written}
 
 
@@ -74,9 +75,9 @@ def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_pat
         trial.begin(trial.Trial(plan.trials[2], plan.folder))
 
     monkeypatch.setattr(tuner, "_fit", fit)
-    monkeypatch.setattr(tuner, "list_nodes", lambda without: {"n": {"CPU": 2.0}})
+    monkeypatch.setattr(tuner.cluster, "list_nodes", lambda without: {"n": {"CPU": 2.0}})
     monkeypatch.setattr(tuner.process, "stop_signals", contextlib.nullcontext)
-    assert tuner.run_on_tune(plan, tuner.slot_for(plan, [{"CPU": 9.0}]), SweepProgress(plan)) == 0
+    assert tuner.run_on_tune(plan, tuner.slot_for(plan, [{"CPU": 9.0}]), SweepProgress(plan)).interrupted == 0
     assert fits == [(3, [0, 1, 2]), (2, [2, 1]), (2, [1])]
     assert capsys.readouterr().out == "nodes were lost: going on with 2 worker(s) per trial\n"
     assert [outcome["outcome"] for outcome in outcomes(plan)] == ["finished"] * 3
@@ -85,7 +86,7 @@ def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_pat
 def federation(folder: Path, experiment, owner: Lease | None = None) -> tuner.Coordinator:
     """A coordinator outside Ray, about to run this trial."""
     coordinator = object.__new__(tuner.Coordinator)
-    coordinator._gpu_server = 0.0
+    coordinator._slot = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
     coordinator.reset_config({"experiment": serialize_experiment(experiment), "sweep": folder, "owner": owner})
     return coordinator
 
@@ -131,7 +132,8 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
     monkeypatch.setattr(tuner, "choose_slot", lambda plan, nodes: tuner.slot_for(plan, nodes))
     monkeypatch.setattr(tuner, "_refit", full)
     monkeypatch.setattr(cluster, "join_cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
-    ended = launch._run_on_ray(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), lambda: None)
+    with launch._prepare(planned_as(tmp_path / "sweeps" / "s", [seeded(0)])) as run:
+        ended = run()
     assert "no trial can go on: a trial needs 1 GPU" in capsys.readouterr().out
     assert ended.code == 1
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
@@ -148,10 +150,10 @@ def test_where_ray_kills_a_process_that_starts_for_lack_of_memory_the_sweep_ends
         raise RuntimeError("Caught unexpected exception: 4 worker(s) were killed")
 
     monkeypatch.setattr(tuner, "_fit", fit)
-    monkeypatch.setattr(tuner, "explain_memory_kill", lambda: "")
+    monkeypatch.setattr(tuner.cluster, "explain_memory_kill", lambda: "")
     with pytest.raises(RuntimeError):
         tuner.run_on_tune(plan, tuner.slot_for(plan, [{"CPU": 2.0}]), SweepProgress(plan))
-    monkeypatch.setattr(tuner, "explain_memory_kill", lambda: "the node runs low on memory")
+    monkeypatch.setattr(tuner.cluster, "explain_memory_kill", lambda: "the node runs low on memory")
     tuner.run_on_tune(plan, tuner.slot_for(plan, [{"CPU": 2.0}]), progress := SweepProgress(plan))
     assert this.outcome()["reason"] == "its processes were lost: the node runs low on memory" and progress.no_capacity
     assert "no trial can go on: the node runs low on memory\n" in capsys.readouterr().out

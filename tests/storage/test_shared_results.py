@@ -24,7 +24,6 @@ def test_a_result_is_made_once_for_all_trials_of_a_sweep(results: SharedResults,
     for value, shared in enumerate((results, results, SharedResults(LocalFolder(tmp_path)))):
         assert float(shared.cached("key", lambda value=value: result_of(value))["x"]) == 0
     assert float(results.cached("another", lambda: result_of(5))["x"]) == 5 and results.has("another")
-    assert float(SharedResults(None).cached("key", lambda: result_of(6))["x"]) == 6
 
 
 def test_of_two_trials_that_make_at_once_the_first_to_write_counts(results: SharedResults) -> None:

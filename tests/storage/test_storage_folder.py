@@ -26,8 +26,9 @@ def at(storage: Path, base: Experiment) -> Experiment:
 def test_a_file_system_without_hard_links_is_refused_at_the_start(
     tmp_path: Path, tiny: Experiment, monkeypatch: pytest.MonkeyPatch, number: str
 ) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
+    def refuse(source: Path, link: Path) -> None:
+        code = getattr(errno, number)
+        raise OSError(code, os.strerror(code), str(source), None, str(link))
 
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(ValueError, match=r"needs hard links, which exFAT .* lack \(set runtime.storage ") as error:
@@ -114,7 +115,7 @@ def test_printed_commands_are_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     argv = ["run", "digits", "--runtime.storage", storage]
     monkeypatch.setattr(sys, "argv", ["raydiff", *argv, "--resume"])
     about = sweep_folder.describe_sweep(
-        tmp_path / "s", trials=[], search={"search": ["grid", {}]}, secret=bytes(32), resume=True
+        tmp_path / "s", trials=[], search={"search": ["grid", {}]}, secret=bytes(32), data="digits", resume=True
     )
     sweep_folder.write_sweep(tmp_path / "s", about, bytes(32))
     printed = sweep_folder.resume_command(tmp_path / "s")

@@ -221,9 +221,9 @@ def nodes(three_nodes, monkeypatch):
     run = sweep.run_on_tune
 
     def checked(*arguments):
-        interrupted = run(*arguments)
+        ended = run(*arguments)
         wait_until(lambda: not left_behind(), "everything to be given back", 60)
-        return interrupted
+        return ended
 
     monkeypatch.setattr(sweep, "run_on_tune", checked)
     yield three_nodes

@@ -172,7 +172,7 @@ def on_a_lost_gpu(sweep, folder):
             self.node = ray.get_runtime_context().get_node_id()
             device_faults._gpu_error = lambda: ECC if gone.exists() and gone.read_text() == self.node else ""
             device_faults.RETRY_S = 0.0
-            worker.cap_memory = lambda share: None  # The nodes' GPUs are only numbers.
+            worker.place.cap_memory = lambda share: None  # The nodes' GPUs are only numbers.
             hosted = super().host(trial, ids, gpu)
             with (folder / "hosts").open("a") as hosts:
                 hosts.write(f"{gone.exists()} {self.node}\n")
