@@ -76,8 +76,9 @@ def check_gpu(fraction: float) -> None:
             time.sleep(RETRY_S)
             why = _gpu_error()
     if why:
-        message = f"a GPU of node {ray.util.get_node_ip_address()} is lost ({why})"
-        raise GpuLost(ray.get_runtime_context().get_node_id(), message)
+        raise GpuLost(
+            ray.get_runtime_context().get_node_id(), f"a GPU of node {ray.util.get_node_ip_address()} is lost ({why})"
+        )
 
 
 def _gpu_error() -> str:

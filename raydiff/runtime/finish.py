@@ -50,8 +50,11 @@ class Ended:
     def print_incomplete(self) -> None:
         """Say what MLflow lacks, and what adds it."""
         if self.incomplete:
-            again = f"once it can be written, add the rest by: {sweep_folder.resume_command(self.folder)}"
-            print(f"MLflow is incomplete: {self.incomplete}; {again}", flush=True)
+            print(
+                f"MLflow is incomplete: {self.incomplete}; once it can be written, add the rest by: "
+                f"{sweep_folder.resume_command(self.folder)}",
+                flush=True,
+            )
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,9 @@ class Finisher:
             with process.waiting("the report, and for the storage and MLflow to have it"):
                 incomplete = self._write_report("KILLED" if ended.interrupted else "FINISHED")
         except KeyboardInterrupt as e:
-            folder = quote(str(self.folder))
-            print(f"interrupted while reporting; to make the report: raydiff report {folder}", flush=True)
+            print(
+                f"interrupted while reporting; to make the report: raydiff report {quote(str(self.folder))}", flush=True
+            )
             incomplete = self.close_mlflow("KILLED", timeout_s=HURRY_S)
             ended = replace(ended, interrupted=process.signal_of(e))
         if ended.interrupted or ended.failed:

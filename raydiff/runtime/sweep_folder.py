@@ -117,8 +117,9 @@ def describe_sweep(
     then: Plan = read_plan(at, needs="trials")
     _check_same(at, then, now, extend=extend)
     if experiment not in (None, then["experiment"]):
-        kept = f"{at.name} logs to MLflow's experiment {then['experiment']}"
-        raise ValueError(f"{kept}, not {experiment}: leave the experiment out")
+        raise ValueError(
+            f"{at.name} logs to MLflow's experiment {then['experiment']}, not {experiment}: leave the experiment out"
+        )
     if then["trials"] == now["trials"]:
         return {**then, "suggested": now["suggested"]}
     return {**then, "trials": now["trials"], "command": now["command"], "extended": True}
@@ -136,8 +137,10 @@ def _check_same(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
     new = set(now["trials"])
     for field in ("search", "scheduler", "space", "base"):
         if then.get(field) != now[field]:
-            how = f"it was started by: {shlex.join(then['command'])}"
-            raise ValueError(f"{at.name} has another {field}, and a sweep keeps how its trials are chosen ({how})")
+            raise ValueError(
+                f"{at.name} has another {field}, and a sweep keeps how its trials are chosen (it was started by: "
+                f"{shlex.join(then['command'])})"
+            )
     if old <= new if extend else old == new:
         return
     advice = ": --extend adds trials and takes none away" if extend or old < new else ""
@@ -198,8 +201,10 @@ def tracking_store(storage: Path) -> tuple[str, str | None]:
     uri = os.environ.get("MLFLOW_TRACKING_URI", "").strip()
     storage = storage.absolute()
     if not uri and (odd := re.search("[#?%]", str(storage))):
-        needs = "choose another storage folder, or set MLFLOW_TRACKING_URI to a store elsewhere"
-        raise ValueError(f"MLflow would write beside the storage folder {storage}, for its {odd[0]!r}: {needs}")
+        raise ValueError(
+            f"MLflow would write beside the storage folder {storage}, for its {odd[0]!r}: choose another storage "
+            "folder, or set MLFLOW_TRACKING_URI to a store elsewhere"
+        )
     uri = uri or f"sqlite:///{storage}/mlflow.db"
     # A server sets the location of artifacts; for a database MLflow would take the working directory.
     return uri, None if uri.startswith(("http", "databricks")) else (storage / mlflow_store.ARTIFACTS).as_uri()

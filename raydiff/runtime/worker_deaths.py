@@ -86,8 +86,9 @@ class WorkerSupervisor:
         if self._silent_s[i] < timeout_s:
             return
         self._silent_s[i] = -KILL_S
-        reason = f"no heartbeat for {timeout_s:g} s (runtime.client_timeout_s), {task(i)}"
-        device_faults.record_loss(self._trial.folder, f"worker {i}: {reason}")
+        device_faults.record_loss(
+            self._trial.folder, f"worker {i}: no heartbeat for {timeout_s:g} s (runtime.client_timeout_s), {task(i)}"
+        )
         self._killed.add(i)
         ray.kill(self._workers[i], no_restart=False)
 
@@ -98,9 +99,10 @@ class WorkerSupervisor:
         if i in self._killed:
             self._killed.discard(i)
         elif self._recorded == before:
-            where = f"at client {client}, in {type(self._trial.experiment.method).__name__} or what evaluates it"
-            unknown = f"it died without a reason {where}: out of memory, an exit, a native crash, or its node is gone"
-            reason = cluster.explain_memory_kill() or unknown
+            reason = cluster.explain_memory_kill() or (
+                f"it died without a reason at client {client}, in {type(self._trial.experiment.method).__name__} or "
+                "what evaluates it: out of memory, an exit, a native crash, or its node is gone"
+            )
             device_faults.record_loss(self._trial.folder, f"worker {i}: {reason}")
         if deaths == ATTEMPTS:
             died = f"worker {i} died {ATTEMPTS} times before client {client} had its result"

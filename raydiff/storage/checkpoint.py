@@ -222,8 +222,10 @@ class Checkpoint:
         for number in range(max([*committed, *self._lost(committed)], default=INITIAL) + 1):
             record, digest = self._record(number)
             if record["previous"] != previous:
-                where = self.storage.describe(COMMIT.format(number - 1))
-                raise ValueError(f"{where} is damaged: it is not the commit that round {number} followed")
+                raise ValueError(
+                    f"{self.storage.describe(COMMIT.format(number - 1))} is damaged: it is not the commit that round "
+                    f"{number} followed"
+                )
             previous = digest
             entries += Ledger.from_json(record["ledger"]).entries
         return Ledger(tuple(entries))
@@ -237,8 +239,9 @@ class Checkpoint:
         return sorted(int(m["round"]) for m in self._names(kind))
 
     def _committed_already(self, number: int) -> LeaseLost:
-        where = self.storage.describe("")
-        return LeaseLost(f"round {number} of {where} is committed: another process has taken over this trial")
+        return LeaseLost(
+            f"round {number} of {self.storage.describe('')} is committed: another process has taken over this trial"
+        )
 
     def _record(self, number: int) -> tuple[dict[str, Any], str]:
         """A commit's fields and its checksum."""

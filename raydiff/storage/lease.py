@@ -104,8 +104,11 @@ def _outlive(sweep: str, storage: Storage, name: str) -> None:
             raise lives
         return
     if (silent := _now(storage) - beat) < SILENCE_S:
-        where = f"the driver of {sweep} on {driver['host']}"
-        print(f"no heartbeat of {where} for {max(silent, 0):.0f} s: dead after {SILENCE_S:.0f} s", flush=True)
+        print(
+            f"no heartbeat of the driver of {sweep} on {driver['host']} for {max(silent, 0):.0f} s: dead after "
+            f"{SILENCE_S:.0f} s",
+            flush=True,
+        )
     while _now(storage) - beat < SILENCE_S:
         time.sleep(1.0)
         if storage.modified(name) not in (beat, None):

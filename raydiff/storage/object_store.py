@@ -71,8 +71,9 @@ class Cipher:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         if not (self.sweep / "secret").exists():
-            name = self.sweep.name
-            raise ValueError(f"client data is encrypted: RAYDIFF_NOISE_SECRET must be the noise secret of {name}")
+            raise ValueError(
+                f"client data is encrypted: RAYDIFF_NOISE_SECRET must be the noise secret of {self.sweep.name}"
+            )
         secret = (self.sweep / "secret").read_bytes()
         return AESGCM(bytes.fromhex(seeding.keyed_digest(secret, "bucket", self.sweep.name)))
 
@@ -183,8 +184,9 @@ class ObjectStore:
         except (FileNotFoundError, _obstore().exceptions.NotFoundError):
             raise FileNotFoundError(name) from None
         except _obstore().exceptions.BaseError as e:
-            why = " ".join(str(e).split())[:400]
-            raise ConnectionError(f"{self.describe(name)} cannot be reached: {why}") from None
+            raise ConnectionError(
+                f"{self.describe(name)} cannot be reached: {' '.join(str(e).split())[:400]}"
+            ) from None
 
 
 def is_bucket(storage: str) -> bool:

@@ -161,9 +161,11 @@ def experiment_id(client: Any, name: str, artifacts: str | None) -> str:
             if (existing := client.get_experiment_by_name(name)) is None:
                 raise
     if existing.lifecycle_stage == "deleted":
-        restore = f"mlflow experiments restore --experiment-id {existing.experiment_id}"
-        restore = f"MLFLOW_TRACKING_URI={shlex.quote(redact_passwords(client.tracking_uri))} {restore}"
-        raise ValueError(f"its experiment {name} is deleted: name another by --experiment, or restore it by {restore}")
+        raise ValueError(
+            f"its experiment {name} is deleted: name another by --experiment, or restore it by MLFLOW_TRACKING_URI="
+            f"{shlex.quote(redact_passwords(client.tracking_uri))} mlflow experiments restore --experiment-id "
+            f"{existing.experiment_id}"
+        )
     return str(existing.experiment_id)
 
 

@@ -138,7 +138,7 @@ class Mlflow(threading.Thread):
             if self._sweep_run is None or self.is_alive():
                 raise self.error or TimeoutError("it was never opened")
             client = self._sweep_run.client
-            parent = self._sweep_run.run
+            parent = client.run
             client.set_terminated(parent, status if self.error is None else "KILLED")
             for digest, run in self._runs.items():
                 if digest not in self._trials or self._trials[digest].ended_ns is None:  # It has no outcome.json.
@@ -169,8 +169,8 @@ class Mlflow(threading.Thread):
         best = self._trials.get(summary.best)
         if best is not None:
             name = client.get_run(best.run).info.run_name
-            link = f"[{name}](#/experiments/{self.experiment_id}/runs/{best.run})"
-            blocks.insert(0, f"Best trial by {summary.measure}: {link}")
+            at = f"#/experiments/{self.experiment_id}/runs/{best.run}"
+            blocks.insert(0, f"Best trial by {summary.measure}: [{name}]({at})")
             client.set_tag(client.run, BEST, best.run)
         if picture is not None:
             from PIL import Image
@@ -247,7 +247,7 @@ class Mlflow(threading.Thread):
             self.parent = parent
             self._trials = {}
             client = RunClient(client, parent)
-            self._sweep_run = SweepRun(client, self.experiment_id, parent, tags, self.swept)
+            self._sweep_run = SweepRun(client, self.experiment_id, tags, self.swept)
             self._log_view()
         kept = [t for t in self._trials.values() if self._runs.get(t.folder.name) == t.run and not t.client.lacks]
         self._trials = {trial.folder.name: trial for trial in kept}

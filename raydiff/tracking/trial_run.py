@@ -35,7 +35,6 @@ class SweepRun:
 
     client: RunClient
     experiment_id: str
-    run: str
     tags: Mapping[str, str]  # of every run of the sweep
     swept: Varying
     names: dict[str, str] = field(default_factory=dict)  # of trials -> digest
@@ -66,7 +65,11 @@ class TrialRun:
         data = tree["data_digest"].removeprefix(KEYED)[:16]
         name = self.sweep.name_of(tree, self.folder.name)
         if run is None:
-            tags = {"raydiff.trial": self.folder.name, "raydiff.kind": "trial", "mlflow.parentRunId": self.sweep.run}
+            tags = {
+                "raydiff.trial": self.folder.name,
+                "raydiff.kind": "trial",
+                "mlflow.parentRunId": self.sweep.client.run,
+            }
             tags |= {"raydiff.data": data, **self.sweep.tags}
             run = str(client.create_run(self.sweep.experiment_id, run_name=name, tags=tags).info.run_id)
             if tree["evaluation"] is not None:  # MLflow compares runs by what they got first: quality, not a round's.
@@ -74,13 +77,13 @@ class TrialRun:
                 with contextlib.suppress(Exception):
                     client.log_metric(run, first, math.nan, step=-1)
         else:
-            client.set_tag(run, "mlflow.parentRunId", self.sweep.run)  # An earlier parent may have been deleted.
+            client.set_tag(run, "mlflow.parentRunId", self.sweep.client.run)  # An earlier parent may have been deleted.
             client.update_run(run, name=name)  # An extended sweep varies more.
         logged = client.get_run(run)
         self.run = run
         self.client = RunClient(client, run)
         if not logged.inputs.dataset_inputs:
-            for each in (run, self.sweep.run):  # MLflow keeps equal inputs of a run once.
+            for each in (run, self.sweep.client.run):  # MLflow keeps equal inputs of a run once.
                 log_data(self.client, each, tree["data"]["name"], data)
         kept = logged.data.params  # MLflow's are write-once.
         log_params(self.client, run, {k: v for k, v in flatten(tree).items() if mlflow_name(k) not in kept})

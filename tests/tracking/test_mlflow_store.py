@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import http.server
+import re
 import shlex
 import shutil
 import socket
@@ -133,7 +134,7 @@ STORES = {
     "200": "what answers there is no MLflow server: correct MLFLOW_TRACKING_URI",
     "302": "what answers there is no MLflow server: correct MLFLOW_TRACKING_URI",
     "silence": "a server is there and does not answer",
-    "http://127.0.0.1:9": "no server answers there",
+    "http://me:hunter2@127.0.0.1:9": "no server answers there",
     "http://no-such-host.invalid:5000": "no server answers there",
     "ftp://x/y": "unsupported URI 'ftp://x/y'",
     "./mlruns": "maintenance mode",
@@ -157,12 +158,14 @@ def test_a_store_that_cannot_be_written_is_named_before_the_sweep_begins(
     uri, begun = answers(what), time.monotonic()
     follower = Mlflow(uri, experiment="e", sweep=tmp_path, tags={}, artifacts=None, swept={})
     follower.start()
-    with pytest.raises(ValueError, match=f"^the MLflow store {uri} cannot be written: .*{STORES[what]}") as error:
+    shown = uri.replace("hunter2", "***")
+    says = f"^the MLflow store {re.escape(shown)} cannot be written: .*{STORES[what]}"
+    with pytest.raises(ValueError, match=says) as error:
         follower.wait_ready()
     assert len(str(error.value)) < 500 and "\n" not in str(error.value) and time.monotonic() - begun < 60
     out, err = capfd.readouterr()
     assert err == "" and (
-        out.startswith(f"  waiting for the MLflow store {uri} (") or (out == "" and what != "silence")
+        out.startswith(f"  waiting for the MLflow store {shown} (") or (out == "" and what != "silence")
     )
 
 
