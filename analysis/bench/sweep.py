@@ -33,7 +33,7 @@ EVERY_S = 1.0
 def sweep(quick: bool) -> Lines:
     """A sweep of 2,000 trials, through the command."""
     with tempfile.TemporaryDirectory() as folder:
-        yield "sweep", of(40 if quick else 2000, Path(folder))
+        yield "sweep", of(8 if quick else 2000, Path(folder))
 
 
 def of(trials: int, storage: Path) -> Fields:

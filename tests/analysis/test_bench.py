@@ -128,7 +128,7 @@ def test_more_clients_and_larger_models() -> None:
 @pytest.mark.slow
 def test_many_trials_are_all_in_mlflow() -> None:
     _, line = measured("sweep", dict(os.environ))
-    assert (line["what"], line["trials"], line["mlflow_runs"]) == ("sweep", 40, 40)
+    assert (line["what"], line["trials"], line["mlflow_runs"]) == ("sweep", 8, 8)
     assert all(math.isfinite(line[name]) for name in ("trial_s", "growth_mb", "slower_s"))
 
 

@@ -67,7 +67,7 @@ unbounded.bounds = 1.0
 def best(z, x0, *, abar, timesteps, noise): return []
 """
 ODD = """
-import asyncio, json, os
+import asyncio, os
 from dataclasses import dataclass
 from raydiff.data.source import Source
 from raydiff.methods.fedavg import FedAvg
@@ -83,16 +83,23 @@ ERRORS = {
     "cancel": asyncio.CancelledError(), "picky": Picky("a", "b"), "mute": Mute(), "huge": ValueError("x" * 30_000_000),
     "lines": ValueError("one\\n\\n two"), "unprintable": ValueError("\\udcff \\x1b[31m \\x00"),
 }
-NOW = json.loads(os.environ.get("ODD", "{}"))
+NOW = {}
 
-def act(where):
-    if NOW.get(where) == "die": os._exit(0)
-    if where in NOW: raise ERRORS[NOW[where]]
+FAULTS = [("", ""), ("local_update", "exit 0"), ("local_update", "interrupt"), ("aggregate", "exit 0")]
+FAULTS += [("local_update", "die")]
+
+def act(where, fault=0):
+    at, how = FAULTS[fault]
+    how = how if at == where else NOW.get(where)
+    if how == "die": os._exit(0)
+    if how: raise ERRORS[how]
 
 @dataclass(frozen=True, kw_only=True)
 class Odd(FedAvg):
-    def local_update(self, *a): act("local_update"); return super().local_update(*a)
-    def aggregate(self, *a): act("aggregate"); return super().aggregate(*a)
+    fault: int = 0
+
+    def local_update(self, *a): act("local_update", self.fault); return super().local_update(*a)
+    def aggregate(self, *a): act("aggregate", self.fault); return super().aggregate(*a)
     def init_server(self, *a): act("init_server"); return super().init_server(*a)
     def mean_spec(self, *a): act("mean_spec"); return super().mean_spec(*a)
     def personalize(self, *a): act("personalize"); return super().personalize(*a)
@@ -247,21 +254,25 @@ def test_whatever_outside_code_raises_its_trial_fails_by_its_name_and_the_next_o
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("where", "how", "says"),
-    [
-        ("local_update", "exit 0", "client 0, in round 0: odd.Odd.local_update raised SystemExit: 0"),
-        ("local_update", "interrupt", "client 0, in round 0: odd.Odd.local_update raised KeyboardInterrupt"),
-        ("aggregate", "exit 0", "the server, in round 0: odd.Odd.aggregate raised SystemExit: 0"),
-        ("local_update", "die", "worker 0 died 4 times before client 0 had its result; .* at client 0, in Odd"),
-    ],
-)
-def test_on_ray_too_the_trial_fails_by_its_name(package: Path, tmp_path: Path, where: str, how: str, says: str) -> None:
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{package}", "ODD": json.dumps({where: how})}
-    arguments = ["run", "digits", "--method", "odd:Odd", "--name", "odd", "--runtime.storage", str(tmp_path)]
-    arguments += ["--method.local.steps", "1", "--protocol-only", "--runtime.pool", "ray"]
+def test_on_ray_too_each_trial_fails_by_its_name(package: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{package}"}
+    says = {
+        1: "client 0, in round 0: odd.Odd.local_update raised SystemExit: 0",
+        2: "client 0, in round 0: odd.Odd.local_update raised KeyboardInterrupt",
+        3: "the server, in round 0: odd.Odd.aggregate raised SystemExit: 0",
+        4: "worker 0 died 4 times before client 0 had its result; .* at client 0, in Odd",
+    }
+    arguments = ["sweep", "digits", "--method", "odd:Odd", "--name", "odd", "--runtime.storage", str(tmp_path)]
+    arguments += ["--method.local.steps", "1", "--protocol-only", "--no-baselines"]
+    arguments += ["--grid", f"method.fault={','.join(map(str, says))}"]
     done = subprocess.run([sys.executable, "-m", "raydiff", *arguments], env=env, cwd=tmp_path, capture_output=True)
-    assert done.returncode == 1 and re.search(f"^failed: {says}", done.stdout.decode(), re.MULTILINE)
+    assert done.returncode == 1, done.stdout.decode()[-2000:] + done.stderr.decode()[-2000:]
+    reasons = {}
+    for folder in (tmp_path / "sweeps" / "odd" / "trials").iterdir():
+        fault = json.loads((folder / "config.json").read_text())["method"]["fault"]
+        reasons[fault] = json.loads((folder / "outcome.json").read_text())["reason"]
+    assert reasons.keys() == says.keys()
+    assert [fault for fault, reason in reasons.items() if not re.match(says[fault], reason)] == [], reasons
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import start_processes
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment, Numerics, Runtime
@@ -73,14 +74,33 @@ def test_a_diverged_loss_is_returned(alone: None) -> None:
     assert str(fitted) == "the loss became nan at step 4: lower the learning rate"
 
 
+def one_of_three(rank: int, folder: Path, batch: int, training: Training | None) -> None:
+    """A process of a group of three; the first keeps what it returns, and its generator's state."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 3), rank=rank, world_size=3)
+    drawn = task(batch=batch, training=training)
+    fitted = train_together(drawn)
+    dist.destroy_process_group()
+    if rank == 0:
+        torch.save((fitted, drawn.rng.get_state()), folder / "fitted.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("batch", "training"), [(2, None), (13, PASSES)])
+def test_a_process_without_records_takes_the_steps_of_one_too(
+    tmp_path: Path, batch: int, training: Training | None
+) -> None:
+    """With a batch of two, or a last one of one (13, 13, 13 and 1)."""
+    start_processes(one_of_three, (tmp_path, batch, training), nprocs=3, start_method="fork")
+    fitted, state = torch.load(tmp_path / "fitted.pt", weights_only=False)
+    other = task(batch=batch, training=training)
+    assert distance(fitted, other.alone()) < 1e-5
+    assert torch.equal(state, other.rng.get_state())
+
+
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize(("batch", "training"), [(2, None), (13, PASSES)])
-def test_three_processes_take_the_steps_of_one(
-    workers: object, tmp_path: Path, batch: int, training: Training | None
-) -> None:
-    """With a batch of two, or a last one of one (13, 13, 13 and 1), a process has no records."""
-    drawn, other = task(batch=batch, training=training), task(batch=batch, training=training)
+def test_three_processes_of_ray_train_take_the_steps_of_one(workers: object, tmp_path: Path) -> None:
+    drawn, other = task(batch=13, training=PASSES), task(batch=13, training=PASSES)
     fitted = DataParallel(Experiment(numerics=Numerics(server_workers=3)), tmp_path / "train")(drawn)
     assert distance(fitted, other.alone()) < 1e-5
     assert torch.equal(drawn.rng.get_state(), other.rng.get_state())
