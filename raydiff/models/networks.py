@@ -160,8 +160,10 @@ class UNet(Network):
         """Raises ValueError when the image cannot be halved often enough."""
         factor = 2 ** (len(self.widths) - 1)
         if shape[1] % factor or shape[2] % factor:
-            wanted = f"{len(self.widths)} scales, so images must be divisible by {factor}"
-            raise ValueError(f"network.widths has {wanted}, got {shape[1]}x{shape[2]}")
+            raise ValueError(
+                f"network.widths has {len(self.widths)} scales, so images must be divisible by {factor}, got "
+                f"{shape[1]}x{shape[2]}"
+            )
 
     def build(self, shape: Shape, embed: Embed) -> nn.Module:
         return _UNet(self, shape, embed)

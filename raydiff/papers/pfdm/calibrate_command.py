@@ -62,7 +62,6 @@ def table(abar: Tensor, options: CalibrateOptions) -> list[str]:
         "epsilon": options.epsilon,
         "delta": options.delta,
         "clip": options.clip,
-        "alphas_bar": abar,
     }
     if t0 is not None and not 1 <= t0 < len(abar):
         raise ValueError(f"--t0 must be in 1..{len(abar) - 1}, got {t0}")

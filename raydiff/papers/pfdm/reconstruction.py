@@ -63,8 +63,10 @@ def compare(images: Tensor, originals: Tensor, classes: Tensor) -> Reconstructio
     """
     n = len(originals)
     if images.shape != originals.shape or len(classes) != n or n < 2:
-        shapes = f"{tuple(images.shape)}, {tuple(originals.shape)} and {tuple(classes.shape)}"
-        raise ValueError(f"there must be 2 or more reconstructions, with an original and a class each, got {shapes}")
+        raise ValueError(
+            f"there must be 2 or more reconstructions, with an original and a class each, got {tuple(images.shape)}, "
+            f"{tuple(originals.shape)} and {tuple(classes.shape)}"
+        )
     errors = _errors(images, originals)
     right = errors.diagonal()
     same = classes[:, None] == classes[None]

@@ -79,8 +79,10 @@ class LatentDiffusion:
             raise ValueError(f"the latent model's pictures have {config.in_channels} channels, not {shape[0]}{remedy}")
         factor = self._factor
         if shape[1] % factor or shape[2] % factor:
-            says = f"the latent model halves pictures {factor.bit_length() - 1} times, so height and width must be"
-            raise ValueError(f"{says} divisible by {factor}, got {shape[1]}x{shape[2]}: set data.size")
+            raise ValueError(
+                f"the latent model halves pictures {factor.bit_length() - 1} times, so height and width must be "
+                f"divisible by {factor}, got {shape[1]}x{shape[2]}: set data.size"
+            )
 
     def latent_shape(self, shape: Shape) -> Shape:
         """(c, h, w) of the latents of pictures of this shape (C, H, W)."""
@@ -243,12 +245,16 @@ class LatentModel:
     def load(self) -> LatentDiffusion:
         """The model. Raises ValueError as the function `load` does, and if its digest is not the recorded one."""
         if not self.path:
-            says = "model.path names no latent diffusion model: give a folder or owner/name of the hub"
-            raise ValueError(f"{says}; raydiff pretrain makes one of public records")
+            raise ValueError(
+                "model.path names no latent diffusion model: give a folder or owner/name of the hub; raydiff "
+                "pretrain makes one of public records"
+            )
         model = load(self.path)
         if self.digest and model.digest != self.digest:
-            changed = f"{model.digest[:16]}, not the recorded {self.digest[:16]}"
-            raise ValueError(f"the latent diffusion model in {self.path} has changed since: its digest is {changed}")
+            raise ValueError(
+                f"the latent diffusion model in {self.path} has changed since: its digest is {model.digest[:16]}, "
+                f"not the recorded {self.digest[:16]}"
+            )
         return model
 
 
@@ -263,5 +269,7 @@ def check_disjoint(name: str, images: Tensor) -> None:
     public = frozenset(json.loads(path.read_text())["sha256"])
     shared = [i for i, digest in enumerate(tree.digests(images)) if digest in public]
     if shared:
-        says = "client records are also in the public data the latent model was trained on"
-        raise ValueError(f"{says}: {len(shared)} of {len(images)}, the first at place {shared[0]}")
+        raise ValueError(
+            f"client records are also in the public data the latent model was trained on: {len(shared)} of "
+            f"{len(images)}, the first at place {shared[0]}"
+        )

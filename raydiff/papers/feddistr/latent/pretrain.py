@@ -76,8 +76,10 @@ class Pretraining:
         """Raises ValueError where pictures of this shape cannot be halved often enough."""
         factor = 2 ** (len(self.vae_widths) - 1)
         if shape[1] % factor or shape[2] % factor:
-            says = f"vae_widths has {len(self.vae_widths)} scales, so pictures must be divisible by {factor}"
-            raise ValueError(f"{says}, got {shape[1]}x{shape[2]}: set data.size")
+            raise ValueError(
+                f"vae_widths has {len(self.vae_widths)} scales, so pictures must be divisible by {factor}, got "
+                f"{shape[1]}x{shape[2]}: set data.size"
+            )
 
 
 @dataclass(frozen=True, eq=False)
