@@ -3,8 +3,6 @@
 Every function returns new tensors and leaves its arguments alone.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools
@@ -76,7 +74,7 @@ class Layout:
         }
 
     @classmethod
-    def of(cls, a: Tensors) -> Layout:
+    def of(cls, a: Tensors) -> "Layout":
         """The layout of these leaves. Raises ValueError where their types differ."""
         dtypes = {v.dtype for v in a.values()} or {torch.get_default_dtype()}
         if len(dtypes) > 1:
@@ -108,7 +106,7 @@ class Flat(dict[str, Tensor]):
         self.buffer = buffer
 
     @classmethod
-    def of(cls, a: Tensors) -> Flat:
+    def of(cls, a: Tensors) -> "Flat":
         """`a` itself where it is flat, else a flat copy. Raises ValueError where the leaves' types differ."""
         if isinstance(a, Flat):
             return a

@@ -3,8 +3,6 @@
 Each summand is rounded once, to a `Grid`, then 64-bit integers are added without error.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +36,7 @@ class Grid:
     largest: float  # absolute value of an entry of a summand, at most
 
     @classmethod
-    def of(cls, largest: float, summands: int) -> Grid:
+    def of(cls, largest: float, summands: int) -> "Grid":
         """Return the finest grid for so many summands with entries up to `largest`.
 
         With up to 2,048 summands an entry is rounded by at most 2**-52 of `largest`, with more by proportionally more.
@@ -86,7 +84,7 @@ class ExactSum:
             sums += bits[: len(sums)]
         self.count += 1
 
-    def merge(self, other: ExactSum) -> None:
+    def merge(self, other: "ExactSum") -> None:
         """Add another sum. Raises ValueError if its grid or its leaves differ."""
         if other.grid != self.grid:
             raise ValueError(f"sums on unlike grids do not add: {other.grid} and {self.grid}")
@@ -108,7 +106,7 @@ class ExactSum:
         if self.layout is None or self._bits is None:
             return {}
         steps = math.ldexp(weight, -self.grid.exponent)
-        offset = self._offset()
+        offset = self._origin().reshape(1).view(np.int64) * self.count
         size = self.layout.size
         out = torch.empty(size, dtype=self.layout.dtype)
         for start in range(0, size, BLOCK):
@@ -121,9 +119,6 @@ class ExactSum:
 
     def _origin(self) -> np.float64:
         return np.float64(math.ldexp(ROUND, self.grid.exponent))
-
-    def _offset(self) -> Bits:
-        return self._origin().reshape(1).view(np.int64) * self.count
 
     def _expect(self, layout: Layout, dtypes: tuple[torch.dtype, ...], count: int) -> None:
         if self.count + count > self.grid.summands:

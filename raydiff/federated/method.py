@@ -29,8 +29,6 @@ SCRATCH = "scratch"
 Metrics = dict[str, float]
 Sampler = Callable[[Tensor, torch.Generator], Tensor]
 """(labels (N, K), rng) -> images (N, C, H, W), on the data's scale."""
-Classify = Callable[[Tensor], Tensor]
-"""images (N, C, H, W) -> logits (N, classes) of label column 0."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +123,8 @@ class Deployed:
 
     samplers: Mapping[str, Sampler] = field(default_factory=dict)
     """Samplers by name (ddim, ancestral), the configured one first. Empty: a classifier. Each raises `NotFinite`."""
-    classify: Classify | None = None
-    """Predicts label column 0."""
+    classify: Callable[[Tensor], Tensor] | None = None
+    """Predicts label column 0: images (N, C, H, W) -> logits (N, classes)."""
     conditional: bool = True
     """Whether it samples what the labels ask for; else it samples the client's distribution."""
     about: str = ""

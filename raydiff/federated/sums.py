@@ -4,8 +4,6 @@ If a method needs only the weighted mean of its uploads (`Method.mean_spec`), a 
 them up, and sends one sum with a record of each. `ExactSum` has the same bits however clients are distributed.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable
@@ -39,7 +37,7 @@ class Partial:
     weight: float = 0.0
     sent: list[UploadRecord] = field(default_factory=list)  # also of rejected uploads, which are not in the sum
 
-    def merge(self, other: Partial) -> None:
+    def merge(self, other: "Partial") -> None:
         """Add the sum of other clients' uploads."""
         self.total.merge(other.total)
         self.weight += other.weight

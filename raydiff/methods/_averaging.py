@@ -40,8 +40,6 @@ MODELS: Door[type[Model]] = Door(
 )
 AnyModel = Annotated[DDPM | Classifier | DiscreteDiffusion, MODELS]
 """What can be averaged: a denoiser of pictures, a classifier, a denoiser of a table's rows."""
-Update = Literal["mean", "momentum", "adam", "yogi"]
-Moments = Literal["reset", "kept", "averaged"]
 MOMENTS = "moments"
 SQUARES = "exp_avg_sq/"
 """A client's optimiser state, below this prefix: in the server's state where it is averaged, with roots in place of
@@ -69,7 +67,7 @@ class Averaging:
 
     weights: Weights = "examples"
     """Of the clients in the mean: examples, by their number of records; uniform, all the same."""
-    update: Update = "mean"
+    update: Literal["mean", "momentum", "adam", "yogi"] = "mean"
     """mean: w + rate * mean; momentum: FedAvgM; adam: FedAdam; yogi: FedYogi."""
     rate: Positive = 1.0
     """The server's learning rate."""
@@ -79,7 +77,7 @@ class Averaging:
     """Decay of the second moment (adam and yogi)."""
     tau: Positive = 1e-3
     """Added to the root of the second moment (adam and yogi)."""
-    moments: Moments = "reset"
+    moments: Literal["reset", "kept", "averaged"] = "reset"
     """A client's optimiser in its next round: reset begins anew, kept goes on; averaged starts from the mean of all
     clients' states, which are sent with the updates and make them up to three times as long."""
     privacy: ClientPrivacy | None = None

@@ -34,8 +34,6 @@ from raydiff.models.training import Pair, Training
 from raydiff.settings import Natural, NonNegative, settings
 from raydiff.tree import Params
 
-Order = Literal["first", "second"]
-
 
 @settings(frozen=True, kw_only=True)
 class PerFedAvg(Averaged):
@@ -53,7 +51,7 @@ class PerFedAvg(Averaged):
     """Network and schedule."""
     local: Training = Training()
     """Each client's training, all rounds together; each batch is halved."""
-    order: Order = "first"
+    order: Literal["first", "second"] = "first"
     """first takes the inner gradient for a constant; second differentiates it too."""
     inner_rate: NonNegative = 0.01
     """Learning rate of the inner step and of adaptation; 0 is FedAvg on the second halves."""

@@ -5,8 +5,6 @@ References: Ho et al. 2020 (arXiv 2006.11239); Song et al. 2021 (DDIM, arXiv 201
 arXiv 2211.01095); PFDM, Algorithm 4.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -39,16 +37,10 @@ class Step:
     """abar_t."""
     a_s: float
     """abar_s; 1 in the step to 0."""
-    last: Step | None
+    last: "Step | None"
     """The step before, whose own `last` is None."""
     rng: torch.Generator
     """For the step's noise, drawn on the CPU."""
-
-
-Sampler = str
-"""Name of a function of SAMPLERS, or module:name."""
-Advance = Callable[[Step], Tensor]
-"""A sampler: x_s (B, C, H, W) of a step."""
 
 
 def ancestral(step: Step) -> Tensor:
@@ -88,11 +80,12 @@ def _log_snr_step(step: Step) -> float:
     return 0.5 * math.log(step.a_s / (1 - step.a_s)) - 0.5 * math.log(step.a_t / (1 - step.a_t))
 
 
-SAMPLERS: lookup.Door[Advance] = lookup.Door(
+SAMPLERS: lookup.Door[Callable[[Step], Tensor]] = lookup.Door(
     "sampler",
     {"ancestral": ancestral, "ddim": ddim, "dpmsolver": dpmsolver},
     check=lookup.takes("step"),
 )
+"""Name -> sampler: a function that returns x_s (B, C, H, W) of a step."""
 MEASURED = ("ancestral", "ddim")
 """Samplers that every model is evaluated with, beside the configured one."""
 
@@ -113,7 +106,7 @@ class Sampling:
     steps: Count | None = None
     """Steps of a whole chain from T to 0 (default: T); part of a chain takes its fraction."""
 
-    def variants(self) -> dict[str, Sampling]:
+    def variants(self) -> dict[str, "Sampling"]:
         """This chain with each evaluated sampler, by name; its own first."""
         names = dict.fromkeys((self.sampler, *MEASURED))
         return {lookup.bare_name(name): replace(self, sampler=name) for name in names}

@@ -3,8 +3,6 @@
 No network has batch statistics, so that its parameters can be averaged and noised like a denoiser's.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -124,7 +122,7 @@ class Classifier:
     labels: Annotated[tuple[Count, ...], MinLen(1)] = (10,)
     """Number of values of each label column, of which the first is predicted; filled in from the data."""
 
-    def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> Classifier:
+    def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> "Classifier":
         """The same for pictures of this shape, with this many values in each label column."""
         return replace(self, shape=shape, labels=labels)
 

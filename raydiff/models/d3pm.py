@@ -17,8 +17,6 @@ clients; categorical cross-entropy, where the paper says "binary"; a learned emb
 Shapes: B rows, n columns, k categories, K conditions. A batch of rows is a batch of images (B, 1, 1, n) of codes.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -84,11 +82,11 @@ class DiscreteDiffusion:
         """abar_0 .. abar_T, (T + 1,) float64."""
         return _schedule(self)[1]
 
-    def for_table(self, counts: tuple[int, ...], labels: tuple[int, ...]) -> DiscreteDiffusion:
+    def for_table(self, counts: tuple[int, ...], labels: tuple[int, ...]) -> "DiscreteDiffusion":
         """The same for a table with so many categories in each column and values in each label column."""
         return replace(self, counts=counts, labels=labels if self.conditional else ())
 
-    def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> DiscreteDiffusion:
+    def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> "DiscreteDiffusion":
         raise ValueError("discrete diffusion is for tables: data.name must be adult, german, loan or a table's file")
 
     def init(self, rng: torch.Generator) -> Params:

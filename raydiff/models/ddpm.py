@@ -4,8 +4,6 @@ Shapes: x (B, C, H, W) on the data's scale; labels (B, K), one column per condit
 References: Ho et al. 2020 (arXiv 2006.11239); Karras et al. 2022 (EDM, arXiv 2206.00364); PFDM, Algorithm 3.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +32,6 @@ from raydiff.tree import Params
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 """z_theta(x_t (B, C, H, W), t (B,) in 1..T, labels (B, K)): the predicted noise, (B, C, H, W)."""
 Prediction = Literal["epsilon", "v", "x0", "edm"]
-Levels = Literal["uniform", "lognormal"]
 
 RECOMPILE_LIMIT = 8 * 16
 """Graphs of one code object that dynamo keeps: each of `_compiled`'s models has several, by batch size and by whether
@@ -76,7 +73,7 @@ class DDPM:
     picture x_0, or sqrt(abar) z - sqrt(1 - abar) x_0 (v: Salimans & Ho 2022, arXiv 2202.00512)."""
     sigma_data: Positive = 0.5
     """Standard deviation of the data's pixels in EDM's preconditioning; at 1 it is v up to sign. A public number."""
-    levels: Levels = "lognormal"
+    levels: Literal["uniform", "lognormal"] = "lognormal"
     """Timesteps in training: by EDM's distribution of the noise's standard deviation (lognormal), or uniform."""
     lognormal_mean: FiniteFloat = -1.2
     """Mean of ln(sigma) of log-normal levels (EDM's P_mean)."""
@@ -97,7 +94,7 @@ class DDPM:
     def abar(self) -> Tensor:
         return alphas_bar(self.schedule, self.timesteps)
 
-    def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> DDPM:
+    def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> "DDPM":
         """The same for pictures of this shape, with this many values in each label column.
 
         Raises ValueError where the network does not take them.

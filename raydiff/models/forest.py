@@ -10,8 +10,6 @@ table given its parent is shrunk towards independence by the fraction that chanc
 Shapes: n columns, of k values at most; m (`width`) one-hot entries of all columns; R (`rows`) rows of labels.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace
@@ -54,7 +52,7 @@ class Forest:
     def width(self) -> int:
         return sum(self.counts)
 
-    def for_table(self, counts: tuple[int, ...], labels: tuple[int, ...]) -> Forest:
+    def for_table(self, counts: tuple[int, ...], labels: tuple[int, ...]) -> "Forest":
         """The same for a table with so many categories in each column and values in each label column."""
         return replace(self, counts=counts, labels=labels)
 
@@ -86,8 +84,9 @@ class Forest:
             if above >= 0:
                 joint = whole[r].split(self.counts)[above].split(self.counts, dim=1)[column]
                 product = torch.outer(alone_of[r][above], alone) / totals[r]
-                kept = _kept(joint - product, float(chance[r, above, column]))
-                counts = (product + kept * (joint - product)).clamp_min(0)
+                beyond = joint - product
+                by_chance = float(chance[r, above, column] / beyond.square().sum().clamp_min(1e-300))
+                counts = (product + max(0.0, 1 - by_chance) * beyond).clamp_min(0)
                 counts = torch.where(counts.sum(1, keepdim=True) > 0, counts, alone)
             counts = counts + SMALLEST * totals[r]
             table[r, column, : len(counts), : len(alone)] = counts / counts.sum(1, keepdim=True)
@@ -147,9 +146,3 @@ class Forest:
             order.append(child)
             left.discard(child)
         return parent, order
-
-
-def _kept(beyond: Tensor, chance: float) -> float:
-    """The fraction of a table's dependence that chance does not explain."""
-    square = float(beyond.square().sum())
-    return max(0.0, 1 - chance / square) if square > 0 else 0.0

@@ -1,7 +1,5 @@
 """The training loop of all methods: optimisation of a model's loss on one data set."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator
@@ -30,8 +28,6 @@ Pair = tuple[Tensor, Tensor]
 Gradient = Callable[[Params], tuple[Params, Tensor]]
 """theta (leaves without `grad`) -> (gradient, loss) of one step. Each call takes a new batch and new draws."""
 
-Optimizer = Literal["adamw", "sgd"]
-Decay = Literal["cosine", "constant"]
 
 AVERAGE = "average"  # prefix of the moving average of the weights among the moments
 ROWS = "rows"  # key of the batch's row numbers among the draws of a step
@@ -83,9 +79,9 @@ class Training:
     """Initial learning rate."""
     weight_decay: NonNegative = 0.0
     """Weight decay: adamw's is decoupled from the gradient, sgd's is added to it, as torch has them."""
-    optimizer: Optimizer = "adamw"
+    optimizer: Literal["adamw", "sgd"] = "adamw"
     """adamw or sgd."""
-    decay: Decay = "cosine"
+    decay: Literal["cosine", "constant"] = "cosine"
     """Of the learning rate over all steps: to zero along a cosine, or constant."""
     epochs: Natural | None = None
     """Passes over the records in all: epochs * ceil(records / batch) steps, in place of `steps`."""
@@ -107,7 +103,7 @@ class Training:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum must be 0 with optimizer {self.optimizer}, got {self.momentum}")
 
-    def of(self, records: int) -> Training:
+    def of(self, records: int) -> "Training":
         """This training on so many records: `epochs` converted to `steps`."""
         if self.epochs is None:
             return self
@@ -159,7 +155,7 @@ class Task:
     objective: Objective | None = None
     extras: Params = field(default_factory=dict)
 
-    def to(self, where: torch.device) -> Task:
+    def to(self, where: torch.device) -> "Task":
         """This task with records and constants on that device."""
         extras = {k: v.to(where) for k, v in self.extras.items()}
         return replace(self, images=self.images.to(where), labels=self.labels.to(where), extras=extras)
@@ -310,12 +306,10 @@ def optimize(
     weights = tree.Flat(start.layout, buffer.cpu())
     if not tree.is_finite(weights):  # The losses do not show the last update.
         raise Diverged(steps[-1], math.nan)
-    mean = float(losses.double().mean())
-    over = steps.stop == training.part(0, 1).stop
-    kept = {} if moments is None else {k: v.cpu() for k, v in state.items()}
-    if average and over:
+    if average and steps.stop == training.part(0, 1).stop:
         weights = tree.Flat.of({k: v.cpu() for k, v in average.items()})
-    return weights, kept, mean
+    kept = {} if moments is None else {k: v.cpu() for k, v in state.items()}
+    return weights, kept, float(losses.double().mean())
 
 
 @functools.lru_cache

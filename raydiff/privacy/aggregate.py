@@ -17,8 +17,6 @@ Sensitivity. Entries are rounded at random, unbiased, and again until ||x|| <= B
 / 2 of the scaled clip c: at least 1 - exp(-1/2) of all roundings are (Theorem 1 there, beta = exp(-1/2)).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +50,7 @@ class Encoding:
     clip: float  # norm to which updates are clipped
 
     @classmethod
-    def of(cls, *, clip: float, ratio: float, size: int, shares: int) -> Encoding:
+    def of(cls, *, clip: float, ratio: float, size: int, shares: int) -> "Encoding":
         """Return the coarsest encoding at which rounding costs about 1 % of the clip.
 
         `ratio` is the full noise's standard deviation over the sensitivity. Raises ValueError where it would not fit.

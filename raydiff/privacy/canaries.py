@@ -15,8 +15,6 @@ grows with the number of canaries.
 Shapes: n canaries, of m vectors of d entries each; m is 1 unless a client sends several vectors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,7 +57,7 @@ class CanaryAudit:
         return max(0.0, float(-sum(map(ndtri, self.limits))))
 
     @property
-    def most(self) -> CanaryAudit:
+    def most(self) -> "CanaryAudit":
         """The largest result of so many canaries: every guess right."""
         return replace(self, missed=0, taken=0)
 

@@ -10,8 +10,6 @@ batch statistics, attention over records or convolutions do. So `DPSGD` selects 
 parameter raises TypeError.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +32,7 @@ class Outer(NamedTuple):
         """Return the Frobenius norms, (B,) in float64."""
         return tree.norms(self.left) * tree.norms(self.right)
 
-    def rows(self, kept: Tensor) -> Outer:
+    def rows(self, kept: Tensor) -> "Outer":
         """Return the matrices of some records."""
         return Outer(self.left[kept], self.right[kept])
 

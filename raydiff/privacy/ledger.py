@@ -8,8 +8,6 @@ Clients hold different records, so they compose in parallel (the worst one count
 rounds composes in sequence, and a published event concerns the records of every client.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -75,7 +73,7 @@ class Guarantee:
     caution: str = ""
     """About delta, if it is too large for so many units."""
 
-    def among(self, count: int, units: str) -> Guarantee:
+    def among(self, count: int, units: str) -> "Guarantee":
         """Return this guarantee of one of `count` units, with a caution if delta is not below 1 / count.
 
         Releasing one unit in full, drawn at random, has that delta and epsilon 0.
@@ -86,7 +84,7 @@ class Guarantee:
         return replace(self, caution=f"delta is not below 1 / (number of {units})")
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Guarantee:
+    def from_dict(cls, fields: Mapping[str, Any]) -> "Guarantee":
         """Return the guarantee whose `vars` were written as JSON."""
         texts = {name: tuple(fields[name]) for name in ("declared", "unprotected")}
         return cls(**{**fields, **texts, "epsilon": float(fields["epsilon"])})
@@ -139,7 +137,7 @@ class Ledger:
     entries: tuple[Entry, ...] = ()
     """One per message or published result."""
 
-    def with_uploads(self, round: int, uploads: Iterable[tuple[int, Event, int]]) -> Ledger:
+    def with_uploads(self, round: int, uploads: Iterable[tuple[int, Event, int]]) -> "Ledger":
         """Return the ledger with uploads (client, event, bytes) of `round`.
 
         Raises ValueError for a client's second upload, a round before the last, and an event of central trust.
@@ -157,7 +155,7 @@ class Ledger:
             new.append(Entry(round, client, _interned(event), nbytes))
         return Ledger((*self.entries, *new))
 
-    def with_published(self, round: int, events: Iterable[Event]) -> Ledger:
+    def with_published(self, round: int, events: Iterable[Event]) -> "Ledger":
         """Return the ledger with the central events of the server's result; none if the uploads' events stand for it.
 
         Raises ValueError for other events, a round already published and a round before the last.
@@ -169,7 +167,7 @@ class Ledger:
             raise ValueError(f"round {round} is already published")
         return Ledger(self.entries + new)
 
-    def with_setup(self, clients: Iterable[int], event: Event | None) -> Ledger:
+    def with_setup(self, clients: Iterable[int], event: Event | None) -> "Ledger":
         """Return the ledger with the event of what was learned before round 0, which no published result replaces."""
         if event is None or (self.entries and self.entries[0].round == SETUP):
             return self
@@ -177,12 +175,12 @@ class Ledger:
         return Ledger((*setup.entries, *self.entries))
 
     @property
-    def server(self) -> Ledger:
+    def server(self) -> "Ledger":
         """What the server sees."""
         return Ledger(tuple(e for e in self.entries if e.client != PUBLISHED))
 
     @property
-    def outsiders(self) -> Ledger:
+    def outsiders(self) -> "Ledger":
         """What the published results reveal: uploads of a round with central events count as `Nothing`."""
         covered = {e.round for e in self.entries if e.client == PUBLISHED}
         hidden = (e.client != PUBLISHED and e.round in covered for e in self.entries)
@@ -223,7 +221,7 @@ class Ledger:
         return dumps({"events": list(events.values()), "entries": rows})
 
     @classmethod
-    def from_json(cls, text: str) -> Ledger:
+    def from_json(cls, text: str) -> "Ledger":
         """Return the ledger that `to_json` wrote."""
         tree = json.loads(text)
         events = [release.event_from_dict(event) for event in tree["events"]]

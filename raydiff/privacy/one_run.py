@@ -26,8 +26,6 @@ The bound is loose: for an honest run it is far below epsilon. Where the noise i
 independent: `OneRunAudit.separate` tests them as separate releases, with the power of as many runs.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -75,7 +73,7 @@ class OneRunAudit:
         return _epsilon_of_noise(self, tuple(events))
 
     @property
-    def most(self) -> OneRunAudit:
+    def most(self) -> "OneRunAudit":
         """The largest result of so many canaries and guesses: every guess right."""
         return replace(self, right=self.guesses, separate=tuple(audit.most for audit in self.separate))
 

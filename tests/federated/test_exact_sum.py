@@ -31,7 +31,7 @@ def exact(grid: Grid, summands: list[tuple[Params, float]]) -> ExactSum:
 def steps_of(total: ExactSum) -> dict[str, np.ndarray]:
     """The sum in steps of the grid, leaf by leaf: integers, added modulo 2**64."""
     assert total.layout is not None
-    steps = total.layout.leaves(torch.from_numpy(total._bits - total._offset()))
+    steps = total.layout.leaves(torch.from_numpy(total._bits - total._origin().reshape(1).view(np.int64) * total.count))
     return {k: v.numpy() for k, v in steps.items()}
 
 

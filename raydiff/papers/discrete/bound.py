@@ -29,8 +29,6 @@ Those of the radius are listed in `pdp_radius`.
 Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), Theorem 1, Algorithms 1 and 2, Appendix B.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
@@ -92,7 +90,7 @@ class ReleasedRows:
         """delta per nat of one row's symmetric KL divergence (Lemma A.1): m / (eps (1 - e^-eps))."""
         return self.samples / (self.epsilon * -math.expm1(-self.epsilon))
 
-    def of_label(self, label: int) -> ReleasedRows:
+    def of_label(self, label: int) -> "ReleasedRows":
         """The release of one label's rows."""
         return replace(self, samples=self.by_label[label], by_label=()) if self.by_label else self
 

@@ -55,7 +55,6 @@ from raydiff.privacy.release import Event, Gaussian, NonPrivate, Release, disclo
 from raydiff.settings import Count, Natural, NonNegative, Positive, settings
 from raydiff.tree import Params
 
-UploadKind = Literal["prompts", "latents"]
 UNPROTECTED = {
     "prompts": "prompt vectors, labels and counts, as they are",
     "latents": "latents and labels of all records, as they are",
@@ -77,7 +76,7 @@ class FedDistr(Method):
 
     model: LatentModel = LatentModel()
     """The frozen latent diffusion model that all clients and the server have."""
-    upload: UploadKind = "prompts"
+    upload: Literal["prompts", "latents"] = "prompts"
     """prompts: the paper; latents: all records' latents and labels as they are, an upper bound on prompts' utility."""
     clusters: Count = 2
     """Base distributions per label of a client: m_k."""

@@ -7,8 +7,6 @@ partner is orthogonal and is appended.
 Shapes: m prompts of a client, P in the pool: vectors (., width) float32, labels and counts (.,) int64.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -43,12 +41,12 @@ class PromptPool:
     """(U, 3) int64: client, place in the client's upload, and row in the pool of each prompt that was sent."""
 
     @classmethod
-    def empty(cls, width: int) -> PromptPool:
+    def empty(cls, width: int) -> "PromptPool":
         """A pool without prompts."""
         none = torch.empty(0, dtype=torch.int64)
         return cls(Prompts(torch.empty(0, width), none, none), none, torch.empty(0, 3, dtype=torch.int64))
 
-    def with_prompts(self, client: int, sent: Prompts, *, threshold: float) -> PromptPool:
+    def with_prompts(self, client: int, sent: Prompts, *, threshold: float) -> "PromptPool":
         """The pool after this client's prompts."""
         pool = self.prompts
         size = len(self.prompts.labels)
@@ -77,7 +75,7 @@ class PromptPool:
         return {**vars(self.prompts), "largest": self.largest, "members": self.members}
 
     @classmethod
-    def from_params(cls, params: Params) -> PromptPool:
+    def from_params(cls, params: Params) -> "PromptPool":
         """The inverse of `to_params`."""
         prompts = Prompts(params["vectors"], params["labels"], params["counts"])
         return cls(prompts, params["largest"], params["members"])

@@ -16,7 +16,7 @@ from analysis.theory.closed_forms import (
     w2_squared,
     weight,
 )
-from raydiff.models.chains import MEASURED, Sampler
+from raydiff.models.chains import MEASURED
 from raydiff.seeding import generator
 
 pytestmark = pytest.mark.slow
@@ -43,14 +43,14 @@ def square_root(a: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("t0", "value", "sampler", "expected"), [(740, 1.0, "ancestral", 0.0039), (690, 5.0, "ddim", 0.1968)]
 )
-def test_the_weight_is_that_of_the_chain(t0: int, value: float, sampler: Sampler, expected: float) -> None:
+def test_the_weight_is_that_of_the_chain(t0: int, value: float, sampler: str, expected: float) -> None:
     measured = measured_weight(value, t0, sampler=sampler)
     assert measured == pytest.approx(expected, abs=5e-5)
     assert float(weight(tensor(value), float(ABAR[t0]), sampler)) == pytest.approx(measured, rel=2e-3)
 
 
 @pytest.mark.parametrize("sampler", MEASURED)
-def test_refine_is_the_limit_of_simulated_chains(sampler: Sampler) -> None:
+def test_refine_is_the_limit_of_simulated_chains(sampler: str) -> None:
     """In two dimensions, where the client's covariance and that of x_t0 do not commute."""
     t0, count, rng = 250, 40_000, generator(0, "chains")
     client = Gauss(tensor(1.0, -0.5), tensor([2.0, 0.8], [0.8, 0.5]))
@@ -58,7 +58,7 @@ def test_refine_is_the_limit_of_simulated_chains(sampler: Sampler) -> None:
     x = reverse(client.predict, start.sample(count, rng), t0, sampler=sampler, rng=rng)
     ended = fitted(x)
 
-    def error(by: Sampler) -> float:
+    def error(by: str) -> float:
         limit = refine(start, client, abar=float(ABAR[t0]), sampler=by)
         return max(float((limit.mean - ended.mean).abs().max()), float((limit.cov - ended.cov).abs().max()))
 
@@ -68,7 +68,7 @@ def test_refine_is_the_limit_of_simulated_chains(sampler: Sampler) -> None:
 
 
 @pytest.mark.parametrize("sampler", MEASURED)
-def test_a_client_that_memorised_one_record_forgets_the_server(sampler: Sampler) -> None:
+def test_a_client_that_memorised_one_record_forgets_the_server(sampler: str) -> None:
     client = fitted(tensor([1.0, 2.0]))
     end = refine(random_gauss(2, "start"), client, abar=0.5, sampler=sampler)
     torch.testing.assert_close((end.mean, end.cov), (client.mean, client.cov))

@@ -7,8 +7,6 @@ References: FedDistr (arXiv 2410.12530), Eqs. 10 and 12; Rombach et al. 2022 (la
 Salimans 2022 (guidance, arXiv 2207.12598); Gal et al. 2022 (textual inversion, arXiv 2208.01618).
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable
@@ -229,7 +227,7 @@ class LatentModel:
     labels: tuple[int, ...] = (10,)
     """Number of values of each condition; filled in from the data."""
 
-    def for_data(self, shape: Shape, labels: tuple[int, ...]) -> LatentModel:
+    def for_data(self, shape: Shape, labels: tuple[int, ...]) -> "LatentModel":
         """The same for pictures of this shape and these labels, with an absolute path."""
         model = self.load()
         model.check(shape)
