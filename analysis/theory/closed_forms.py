@@ -24,7 +24,7 @@ from functools import cache, cached_property
 import torch
 from torch import Generator, Tensor
 
-from raydiff.models.chains import Sampler, denoise
+from raydiff.models.chains import denoise
 from raydiff.models.ddpm import Denoiser
 from raydiff.models.schedules import LinearBetas, alphas_bar
 from raydiff.papers.pfdm.depth import depth_for
@@ -78,7 +78,7 @@ class Gauss:
 
 
 def reverse(
-    predict: Denoiser, x: Tensor, start: int, stop: int = 0, *, sampler: Sampler, rng: Generator, steps: int = 1000
+    predict: Denoiser, x: Tensor, start: int, stop: int = 0, *, sampler: str, rng: Generator, steps: int = 1000
 ) -> Tensor:
     """raydiff's chain, `denoise`, from x = x_start (B, d) to x_stop in at most `steps` steps."""
     none = torch.zeros(len(x), 0)
@@ -113,7 +113,7 @@ def fitted_classes(classes: Sequence[Tensor], *, shared: bool = True) -> Gauss:
     return Gauss(torch.stack([f.mean for f in fits]), common)
 
 
-def weight(eigenvalues: Tensor, abar: float, sampler: Sampler) -> Tensor:
+def weight(eigenvalues: Tensor, abar: float, sampler: str) -> Tensor:
     """Fraction of the global mean left after the client's chain in each eigen-direction: A, or A^2 if ancestral.
 
     For abar < 1.
@@ -122,7 +122,7 @@ def weight(eigenvalues: Tensor, abar: float, sampler: Sampler) -> Tensor:
     return square.sqrt() if sampler == "ddim" else square
 
 
-def measured_weight(eigenvalue: float, t0: int, *, sampler: Sampler, steps: int = 1000) -> float:
+def measured_weight(eigenvalue: float, t0: int, *, sampler: str, steps: int = 1000) -> float:
     """The same number from `reverse`, with the exact score of N(0, eigenvalue) as its denoiser.
 
     Two chains with the same noise, from x_t0 = 1 and from 0: their difference is the factor between x_t0 and x_0.
@@ -137,7 +137,7 @@ def measured_weight(eigenvalue: float, t0: int, *, sampler: Sampler, steps: int 
     return math.sqrt(float(ABAR[t0])) * (end(1.0) - end(0.0))
 
 
-def refine(start: Gauss, client: Gauss, *, abar: float, sampler: Sampler) -> Gauss:
+def refine(start: Gauss, client: Gauss, *, abar: float, sampler: str) -> Gauss:
     """What the client's chain from t0 to 0 makes of x_t0 ~ `start`, with the exact score of `client`. abar < 1."""
     values, vectors = client.spectrum
     w = weight(values, abar, sampler)

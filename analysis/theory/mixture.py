@@ -28,7 +28,7 @@ from analysis.theory.theory_tables import Rows
 from raydiff.formats.intervals import student
 from raydiff.formats.plots import panels, save
 from raydiff.formats.tables import aligned
-from raydiff.models.chains import MEASURED, Sampler
+from raydiff.models.chains import MEASURED
 from raydiff.seeding import generator
 
 RADII = (4.0, 1.2, 0.36)  # of each level of the tree
@@ -109,7 +109,7 @@ class Case(NamedTuple):
     depths: list[HandOver]
 
 
-def hand_overs(*, minority: int, depths: Sequence[int], sampler: Sampler, count: int = 360, seed: int = 0) -> Case:
+def hand_overs(*, minority: int, depths: Sequence[int], sampler: str, count: int = 360, seed: int = 0) -> Case:
     """Run PFDM on the tree's first branch, `count` samples at each depth, with `minority` records, at least one."""
     rng = generator(seed, "mixture")
     truth = Mixture(tree().means[:9], LEAF**2)

@@ -42,12 +42,12 @@ from raydiff.data.partition import TEN_CLASSES
 from raydiff.formats.csv_files import write_csv
 from raydiff.formats.intervals import interval
 from raydiff.formats.tables import aligned
-from raydiff.models.chains import MEASURED, Sampler
+from raydiff.models.chains import MEASURED
 from raydiff.seeding import generator
 
 ARMS = ("localonly", "pfdm", "no-server", "shuffled", "collafuse", "gaussian", "centre")
 EPSILONS = (10.0, 50.0, 200.0, None)
-Key = tuple[Sampler, str]
+Key = tuple[str, str]
 
 
 @dataclass(frozen=True, eq=False)

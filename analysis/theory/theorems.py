@@ -30,7 +30,7 @@ from analysis.theory import closed_forms as forms
 from analysis.theory.closed_forms import ABAR, Gauss
 from analysis.theory.theory_tables import Rows, over_seeds
 from raydiff.formats.tables import aligned
-from raydiff.models.chains import MEASURED, Sampler
+from raydiff.models.chains import MEASURED
 from raydiff.seeding import generator
 
 DIMENSIONS = 8  # of the table
@@ -47,7 +47,7 @@ def eq9(d: int, n: int, sigma2: float) -> tuple[float, float, float]:
     return promised, pooled, (1 + sigma2) ** 2 * d * math.log(20) ** 1.5
 
 
-def first_order_gain(d: int, n: int, pooled: int, *, abar: float, sampler: Sampler) -> float:
+def first_order_gain(d: int, n: int, pooled: int, *, abar: float, sampler: str) -> float:
     """Local W2^2 minus PFDM's for N(mu, I_d), to first order in 1 / n: positive where collaboration helps.
 
     The errors of the client's and the global estimate are correlated: the pool contains the client's n records. An
@@ -60,7 +60,7 @@ def first_order_gain(d: int, n: int, pooled: int, *, abar: float, sampler: Sampl
     return d * means + d * (d + 1) / 4 * covs
 
 
-def break_even(abar: float, sampler: Sampler) -> tuple[float, float]:
+def break_even(abar: float, sampler: str) -> tuple[float, float]:
     """The N / n from which collaboration improves (the mean, the covariance), to first order in 1 / n."""
     w = float(forms.weight(torch.ones(1, dtype=torch.float64), abar, sampler))
     return _ratio(w, 1 / abar), _ratio(w * w, abar**-2)
@@ -68,7 +68,7 @@ def break_even(abar: float, sampler: Sampler) -> tuple[float, float]:
 
 def trials(
     d: int, n: int, pooled: int, *, abar: float, mean: Tensor, clip: float | None, count: int, rng: torch.Generator
-) -> tuple[Tensor, dict[Sampler, Tensor]]:
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Monte-Carlo: W2^2 (count,) of local training, and of PFDM with each sampler, over draws of the records.
 
     The class is N(mean, I_d); the client has the first n of the `pooled` records, and fits its covariance.
