@@ -22,7 +22,7 @@ import pandas as pd
 from raydiff.__main__ import leave
 from raydiff.formats.intervals import format_interval, interval, ratio
 from raydiff.formats.tables import Table, publish
-from raydiff.models.chains import SAMPLERS
+from raydiff.models.samplers import SAMPLERS
 from raydiff.report import load
 from raydiff.report.load import column
 

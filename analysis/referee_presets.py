@@ -20,10 +20,10 @@ from raydiff.methods.fedprox import FedProx
 from raydiff.methods.moon import Moon
 from raydiff.methods.scaffold import Scaffold
 from raydiff.methods.sketch import Sketch
-from raydiff.models.chains import Sampling
 from raydiff.models.classifier import Classifier, LeNet
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
+from raydiff.models.samplers import Sampling
 from raydiff.models.training import Training
 
 DELTA = 1.6657e-6  # DPImageBench's 1 / (N ln N) for its N = 55,000 training records, rounded down

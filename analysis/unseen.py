@@ -20,7 +20,7 @@ import pandas as pd
 from raydiff.__main__ import leave
 from raydiff.formats.intervals import format_interval, interval
 from raydiff.formats.tables import Table, publish, span
-from raydiff.models.chains import MEASURED
+from raydiff.models.samplers import MEASURED
 from raydiff.report import load
 from raydiff.report.load import column
 

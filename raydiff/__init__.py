@@ -52,11 +52,11 @@ if TYPE_CHECKING:  # for type checkers and editors; `_homes` reads it too
     from raydiff.methods.scaffold import Scaffold as Scaffold
     from raydiff.methods.sharedrep import SharedRep as SharedRep
     from raydiff.methods.sketch import Sketch as Sketch
-    from raydiff.models.chains import Sampling as Sampling
     from raydiff.models.classifier import Classifier as Classifier
     from raydiff.models.d3pm import DiscreteDiffusion as DiscreteDiffusion
     from raydiff.models.ddpm import DDPM as DDPM
     from raydiff.models.networks import MLP as MLP, UNet as UNet
+    from raydiff.models.samplers import Sampling as Sampling
     from raydiff.models.training import Training as Training
     from raydiff.papers.feddistr.method import FedDistr as FedDistr
     from raydiff.papers.pfdm.method import PFDM as PFDM

@@ -112,7 +112,7 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
     """Run a command's `main` and exit with its code; its files are readable by the user only."""
     from raydiff.tracking.mlflow_store import redact_passwords
 
-    process.begin()
+    process.prepare_process()
     with process.optional_output("stderr"), process.stop_signals(process.interrupt):
         try:
             code = run(arguments) or 0

@@ -29,7 +29,7 @@ def is_interrupt(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) and (unknown or isinstance((*error.args, None)[0], int))
 
 
-def begin() -> None:
+def prepare_process() -> None:
     """Make files of this process and its children private, and open closed standard streams."""
     os.umask(0o077)
     for number, name in enumerate(("stdin", "stdout", "stderr")):

@@ -38,7 +38,7 @@ class NoiseStream:
     path: tuple[str | int, ...]
 
     def normal(self, records: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Standard normal draws, (len(records), *shape), float64, for `privacy.grid.noised`.
+        """Standard normal draws, (len(records), *shape), float64, for `privacy.grid.add_noise_on_grid`.
 
         Torch's CPU generator keeps 32 bits of its seed: among 100,000 records some would share their noise, and all
         streams can be tried. So SHAKE-256 gives the bits, and the normal quantile function the draws.
@@ -83,7 +83,7 @@ def keyed_digest(secret: bytes, what: str, text: str) -> str:
 
 
 @contextlib.contextmanager
-def forked(rng: torch.Generator) -> Iterator[None]:
+def fork_rng(rng: torch.Generator) -> Iterator[None]:
     """Seed the global generators (weight initialisers, dropout, numpy.random) from `rng`; restore them afterwards."""
     seed = int(torch.randint(2**31, (1,), generator=rng))
     numpy_state = np.random.get_state()

@@ -127,7 +127,7 @@ def _received(layout: Layout, data: np.ndarray[Any, Any]) -> Flat:
     return Flat(layout, _from_numpy(data).view(layout.dtype))
 
 
-def flattened(a: Tensors) -> Params:
+def flatten(a: Tensors) -> Params:
     """`a`, flat where its leaves have one type."""
     return Flat.of(a) if len({v.dtype for v in a.values()}) == 1 else dict(a)
 
@@ -191,7 +191,7 @@ def clip_records(x: Tensor, clip: float, center: Tensor | None = None) -> Tensor
     """
     if center is not None:
         return clip_records(x - center, clip) + center
-    factor = shrinking(norms(x), clip, x.dtype)
+    factor = clip_factors(norms(x), clip, x.dtype)
     clipped: Tensor = x * factor.view(-1, *[1] * (x.dim() - 1))
     return clipped
 
@@ -205,7 +205,7 @@ def norms(x: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def shrinking(norms: Tensor, clip: float, dtype: torch.dtype) -> Tensor:
+def clip_factors(norms: Tensor, clip: float, dtype: torch.dtype) -> Tensor:
     """min(1, clip / norm) of float64 norms, in this type, rounded down."""
     return toward_zero((clip / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp_max(1.0), dtype)
 
@@ -256,10 +256,10 @@ def tensors(message: Arrays | Flat) -> Params:
 def _from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
     with warnings.catch_warnings():  # Ray's memory is read-only; no method writes to its inputs.
         warnings.simplefilter("ignore", UserWarning)
-        return aligned(torch.from_numpy(array))
+        return align_memory(torch.from_numpy(array))
 
 
-def aligned(v: Tensor) -> Tensor:
+def align_memory(v: Tensor) -> Tensor:
     """`v` at an address as torch allocates it.
 
     In files and Ray's messages tensors lie anywhere, and at an address that is no multiple of 16 products of thin

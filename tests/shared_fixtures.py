@@ -49,9 +49,9 @@ def fine_grid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def real_gaussians(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Bounds without the addition of `grid.charged` for the sampler: to compare with other accountants."""
+    """Bounds without the addition of `grid.add_sampler_cost` for the sampler: to compare with other accountants."""
     caches = (accountants.mu_for, private_gradient.noise_multiplier_for)
-    monkeypatch.setattr(grid, "charged", lambda bound, delta: bound(delta))
+    monkeypatch.setattr(grid, "add_sampler_cost", lambda bound, delta: bound(delta))
     for cache in caches:
         cache.cache_clear()
     yield

@@ -24,7 +24,7 @@ from raydiff.runtime import one_process
 PRINTS = """
 import sys
 from raydiff import process
-process.begin()
+process.prepare_process()
 with process.optional_output("stdout", "stderr"):
     for stream in (sys.stdout, sys.stderr):
         for _ in range(3000):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from raydiff import seeding
-from raydiff.seeding import NoiseStream, forked, generator, keyed_digest
+from raydiff.seeding import NoiseStream, fork_rng, generator, keyed_digest
 
 SECRET = b"a secret of the experimenter"
 
@@ -91,10 +91,10 @@ def test_forked_depends_on_its_stream_alone() -> None:
     for seed in (1, 2):
         torch.manual_seed(seed)
         np.random.seed(seed)
-        with forked(generator(0, "x")):
+        with fork_rng(generator(0, "x")):
             draws.append((torch.rand(3).tolist(), np.random.rand(3).tolist()))
     assert draws[0] == draws[1]
-    with forked(generator(0, "y")):
+    with fork_rng(generator(0, "y")):
         assert (torch.rand(3).tolist(), np.random.rand(3).tolist()) != draws[0]
 
 
@@ -102,7 +102,7 @@ def test_forked_moves_its_stream_on() -> None:
     rng = generator(0, "x")
     draws = []
     for _ in range(2):
-        with forked(rng):
+        with fork_rng(rng):
             draws.append(torch.rand(3).tolist())
     assert draws[0] != draws[1]
 
@@ -113,7 +113,7 @@ def test_forked_puts_the_global_streams_back_even_after_an_error() -> None:
     expected = torch.rand(3).tolist(), np.random.rand(3).tolist()
     torch.manual_seed(5)
     np.random.seed(5)
-    with pytest.raises(KeyError), forked(generator(0, "x")):
+    with pytest.raises(KeyError), fork_rng(generator(0, "x")):
         torch.rand(9), np.random.rand(9)
         raise KeyError
     assert (torch.rand(3).tolist(), np.random.rand(3).tolist()) == expected

@@ -180,8 +180,8 @@ def test_types_that_differ_are_not_flat() -> None:
     mixed = several() | {"b": torch.ones(2, dtype=torch.float64)}
     with pytest.raises(ValueError, match=r"one type, got torch\.float32, torch\.float64"):
         tree.Flat.of(mixed)
-    assert tree.digest(tree.flattened(mixed)) == tree.digest(mixed)
-    assert isinstance(tree.flattened(several()), tree.Flat)
+    assert tree.digest(tree.flatten(mixed)) == tree.digest(mixed)
+    assert isinstance(tree.flatten(several()), tree.Flat)
 
 
 def test_a_layout_travels_without_what_is_derived_from_it() -> None:

@@ -12,7 +12,7 @@ from raydiff.data.datasets import Records
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SERVER_ONLY, Deployed, Mean, Method, Metrics, Round, Upload, WithNewClients
 from raydiff.federated.rounds import LocalExecutor, Progress, rounds
-from raydiff.federated.sums import UploadValidator
+from raydiff.federated.upload_validator import UploadValidator
 from raydiff.models.training import Training, fit_personal
 from raydiff.privacy.release import Event
 from raydiff.seeding import generator

@@ -21,7 +21,7 @@ from raydiff.data.datasets import Records
 from raydiff.experiment.trial import Trial, make_clients
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM
-from raydiff.models.networks import MLP, table
+from raydiff.models.networks import MLP, table_name
 from raydiff.models.training import Training
 from raydiff.tree import Params
 
@@ -130,7 +130,7 @@ class Stacked(Plain):
         frequency = torch.exp(torch.arange(32) * (-math.log(10_000) / 32))
         angle = (t * (1000 / self.model.timesteps))[..., None] * frequency
         emb = linear("time.2", F.silu(linear("time.0", torch.cat([angle.sin(), angle.cos()], -1))))
-        emb = F.silu(emb + theta[table(0)][torch.arange(len(t))[:, None], labels[..., 0]])
+        emb = F.silu(emb + theta[table_name(0)][torch.arange(len(t))[:, None], labels[..., 0]])
         h = linear("enter", x)
         assert isinstance(network, MLP)
         for i in range(network.depth):

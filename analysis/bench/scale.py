@@ -23,7 +23,7 @@ from raydiff.experiment import trial as trials
 from raydiff.experiment.trial import Trial
 from raydiff.federated.method import Upload
 from raydiff.federated.rounds import LocalExecutor, rounds
-from raydiff.federated.sums import Partial, UploadValidator
+from raydiff.federated.upload_validator import Partial, UploadValidator
 from raydiff.models.networks import MLP
 from raydiff.privacy.release import disclose
 from raydiff.tree import Params

@@ -24,8 +24,8 @@ from functools import cache, cached_property
 import torch
 from torch import Generator, Tensor
 
-from raydiff.models.chains import denoise
 from raydiff.models.ddpm import Denoiser
+from raydiff.models.samplers import denoise
 from raydiff.models.schedules import LinearBetas, alphas_bar
 from raydiff.papers.pfdm.depth import depth_for
 from raydiff.tree import clip_records

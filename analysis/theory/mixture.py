@@ -28,7 +28,7 @@ from analysis.theory.theory_tables import Rows
 from raydiff.formats.intervals import student
 from raydiff.formats.plots import panels, save
 from raydiff.formats.tables import aligned
-from raydiff.models.chains import MEASURED
+from raydiff.models.samplers import MEASURED
 from raydiff.seeding import generator
 
 RADII = (4.0, 1.2, 0.36)  # of each level of the tree

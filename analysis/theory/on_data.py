@@ -42,7 +42,7 @@ from raydiff.data.partition import TEN_CLASSES
 from raydiff.formats.csv_files import write_csv
 from raydiff.formats.intervals import interval
 from raydiff.formats.tables import aligned
-from raydiff.models.chains import MEASURED
+from raydiff.models.samplers import MEASURED
 from raydiff.seeding import generator
 
 ARMS = ("localonly", "pfdm", "no-server", "shuffled", "collafuse", "gaussian", "centre")

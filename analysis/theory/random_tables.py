@@ -24,7 +24,7 @@ from raydiff.formats import plots
 from raydiff.formats.csv_files import write_csv
 from raydiff.formats.intervals import student
 from raydiff.models.d3pm_kernel import CategorySchedule, Linear, Sigmoid
-from raydiff.papers.discrete.bound import CAVEATS, Audit, ReleasedRows, audit, bounds
+from raydiff.papers.discrete.bound import CAVEATS, Audit, ReleasedRows, audit_rows, bounds
 from raydiff.papers.discrete.histograms import Histograms, distinct, histograms
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
 from raydiff.seeding import generator
@@ -148,7 +148,7 @@ def report(out: Path, *, seeds: int = 5) -> list[str]:
 def audits(setting: RandomTable, seeds: int, *, alone: bool) -> list[Audit]:
     """The audit of a table of each seed: of the first record `alone`, or of all."""
     tables = (setting.table(generator(seed, "pdp", "table")) for seed in range(seeds))
-    return [audit(table, setting.release, records=np.array([0]) if alone else None) for table in tables]
+    return [audit_rows(table, setting.release, records=np.array([0]) if alone else None) for table in tables]
 
 
 def by_similarity() -> Iterator[Point]:

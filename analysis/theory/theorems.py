@@ -30,7 +30,7 @@ from analysis.theory import closed_forms as forms
 from analysis.theory.closed_forms import ABAR, Gauss
 from analysis.theory.theory_tables import Rows, over_seeds
 from raydiff.formats.tables import aligned
-from raydiff.models.chains import MEASURED
+from raydiff.models.samplers import MEASURED
 from raydiff.seeding import generator
 
 DIMENSIONS = 8  # of the table

@@ -54,7 +54,7 @@ from raydiff.formats.tables import aligned
 from raydiff.models.compute import device
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.training import Training, optimize
-from raydiff.papers.discrete.bound import ReleasedRows, audit
+from raydiff.papers.discrete.bound import ReleasedRows, audit_rows
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
 from raydiff.seeding import generator
 from raydiff.tree import Params
@@ -200,7 +200,7 @@ def report() -> list[str]:
     table = TINY.table(generator(0, "pdp", "tiny"))
     one = TINY.release
     perfect = exact(table, 0, one)
-    bound = audit(table, one, records=np.array([0])).delta[0]
+    bound = audit_rows(table, one, records=np.array([0])).delta[0]
     rule = Training(steps=MARKS[-1], learning_rate=5e-3, decay="constant")
     runs = [list(stages(TINY, table, MARKS, training=rule, seed=run)) for run in range(RUNS)]
     rows: Rows = [("steps", "delta", "KL bound", "gamma_t", "mean KL", "gammatilde_t")]

@@ -55,7 +55,7 @@ def lines(log: BudgetLog) -> list[str]:
     order = spending.order_of(records)
     total = budget.spent([])
     for record in records:
-        charges[record["key"]] = events = filters.read(record["events"])
+        charges[record["key"]] = events = filters.events_from_json(record["events"])
         trial = budget.spent([events])
         total = budget.spent(charges.values(), order)
         epsilons = f"epsilon {rounding.up(trial.epsilon)}, together epsilon {rounding.up(total.epsilon)}"

@@ -101,7 +101,7 @@ def _releases(experiment: Experiment, options: CanaryOptions) -> Iterator[Findin
     events = [e.event for e in subject.ledger.entries if e.client <= 0]  # The canary's client, and what is published.
     print(f"{_guarantee(subject.ledger, experiment)}; mu {up(accountants.renyi_mu(events), 3)}")
     for seed in range(options.seeds):
-        audit = canaries.audit(
+        audit = canaries.audit_canaries(
             subject.send,
             clip=subject.clip,
             shape=subject.shape,

@@ -149,7 +149,7 @@ class Dirichlet(Partition):
         owners = torch.zeros_like(order)
         ones = torch.ones(clients, dtype=torch.float64)
         held = torch.zeros(clients, dtype=torch.int64)
-        with seeding.forked(rng):
+        with seeding.fork_rng(rng):
             for c in range(int(classes.max()) + 1):
                 # Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha), in logs: torch 2's Dirichlet underflows at small alpha
                 gamma = torch.distributions.Gamma((self.alpha + 1) * ones, ones).sample()

@@ -58,7 +58,7 @@ class Subject:
         def view(x: Tensor, noise: NoiseStream) -> Tensor:
             return self.one(x, noise)[0]
 
-        return view if self.together else canaries.one_by_one(view)
+        return view if self.together else canaries.release_one_by_one(view)
 
     @property
     def ledger(self) -> Ledger:

@@ -52,7 +52,7 @@ class Evaluation:
     every: Natural = 0
     """Rounds between distances measured on the validation split, for ASHA and Optuna; 0: only at the end."""
     samplers: bool = True
-    """Also measure the distances of the model's other samplers (`models.chains.MEASURED`)."""
+    """Also measure the distances of the model's other samplers (`models.samplers.MEASURED`)."""
     clusters: bool = False
     """Also measure each model's distance to both clusters of classes of a MajorityMinority partition."""
     attacks: tuple[str, ...] | None = ("pia", "sima")

@@ -27,7 +27,7 @@ def shares(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, ...]:
     audit = experiment.audit
     if audit is None or not isinstance(model, DiscreteDiffusion):
         return tuple(parts)
-    kept = imported(f"{AUDIT}:kept")
+    kept = imported(f"{AUDIT}:select_records")
     return tuple(part[kept(audit, dataset.splits["train"].select(part), model)] for part in parts)
 
 

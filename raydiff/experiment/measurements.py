@@ -36,7 +36,7 @@ def of_round(progress: Progress) -> list[Metric]:
 def of_ledger(odometer: PrivacyOdometer, server: Guarantee, outsiders: Guarantee) -> list[Metric]:
     """The guaranteed epsilon, the largest membership AUC of any attack on the uploads, and its mu if it has one."""
     return [
-        *ceilings.of_ledger(odometer),
+        *ceilings.ledger_ceilings(odometer),
         EPSILON_SERVER.with_value(server.epsilon),
         EPSILON_OUTSIDERS.with_value(outsiders.epsilon),
         BYTES_UP.with_value(odometer.bytes_up),
@@ -53,7 +53,7 @@ def of_data(experiment: Experiment, *, together: bool) -> list[Metric]:
     if experiment.audit is None or not isinstance(model, DiscreteDiffusion):
         return overlap
     tables = [train.select(part) for part in parts]
-    return [*overlap, *imported(f"{AUDIT}:measured")(experiment.audit, tables, model, together=together)]
+    return [*overlap, *imported(f"{AUDIT}:measure_bounds")(experiment.audit, tables, model, together=together)]
 
 
 def validation(experiment: Experiment, pool: ClientExecutor, progress: Progress) -> list[Metric]:

@@ -160,7 +160,7 @@ class _State:
         assert budget is not None  # else there is no log
         state = cls(book, budget, secret, records, {})
         early = dict[Path, tuple[Event, ...]]()
-        recorded = {r["key"]: Counter(filters.read(r["events"])) for r in records[1:]}
+        recorded = {r["key"]: Counter(filters.events_from_json(r["events"])) for r in records[1:]}
         for folder, events in sent.items():
             key = _key_of(folder)  # read now: it may have been charged, and have sent, since its note was read
             counts = events != (AS_PUBLIC,) or not records  # A refused trial leaves its config.json.
@@ -197,7 +197,7 @@ class _State:
             what = "public records" if self.budget.unit == "example" else "clients or public records"
             apart = _apart(record["units"], other["units"])
             raise ValueError(f"{who} has other {what} than {other['trial']}, under one budget in {where}: {apart}")
-        others = {r["key"]: filters.read(r["events"]) for r in charged if r["key"] != record["key"]}
+        others = {r["key"]: filters.events_from_json(r["events"]) for r in charged if r["key"] != record["key"]}
         before, after = (
             self.budget.spent(charges, order_of(charged)).epsilon
             for charges in ([*others.values()], [*others.values(), events])
@@ -220,7 +220,7 @@ class _State:
         return {
             "trial": _who(folder),
             "key": _key_of(folder),
-            "events": filters.written(events),
+            "events": filters.events_to_json(events),
             "whole": whole,
             "order": order,
             "units": privacy_units(experiment, self.budget.unit, self.secret or b"none yet"),

@@ -302,7 +302,7 @@ def _finish(
 ) -> list[Metric]:
     experiment = trial.experiment
     views = guarantees(odometer, experiment)
-    final = measurements.of_ledger(odometer, *views) + ceilings.rates(odometer)
+    final = measurements.of_ledger(odometer, *views) + ceilings.rate_ceilings(odometer)
     if experiment.evaluation is not None:
         final += measurements.of_data(experiment, together=odometer.bytes_up > 0)
         with tempfile.TemporaryDirectory(prefix="raydiff-artifacts-") as artifacts:

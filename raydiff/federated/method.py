@@ -204,12 +204,12 @@ class Method(Protocol):
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """The client's part of a round ("client executes")."""
 
-    def upload_event(self, records: int, number: int) -> Event:
-        """The event of an upload in round `number`, not made yet: a budget is charged this, no less than its own."""
+    def upload_event(self, records: int, round_number: int) -> Event:
+        """The event of an upload of a round, not made yet: a budget is charged this, no less than its own."""
         return NonPrivate("uploads whose event the method does not state beforehand")
 
-    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        """What the upload of a client with this many examples looks like in round `number`; any other is rejected."""
+    def upload_spec(self, server: Params, examples: int, round_number: int) -> UploadSpec:
+        """What the upload of a client with this many examples looks like in a round; any other is rejected."""
 
     def mean_spec(self, server: Params) -> MeanSpec | None:
         """How uploads are averaged, if `aggregate` needs only their weighted mean.

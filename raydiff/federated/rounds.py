@@ -16,7 +16,7 @@ from raydiff.data.datasets import Records
 from raydiff.federated.client import Client, Evaluate, Failed, Keys, failing_as, run_clients, write_ahead
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import SERVER_ONLY, Mean, Method, Metrics, Round, Upload
-from raydiff.federated.sums import Partial, UploadRecord, UploadValidator, partial_sum
+from raydiff.federated.upload_validator import Partial, UploadRecord, UploadValidator, partial_sum
 from raydiff.formats.json_files import read_numbers
 from raydiff.formats.metric_records import REJECTED
 from raydiff.models.training import TRAINER_OVERRIDE, Train

@@ -24,10 +24,10 @@ from raydiff.federated.method import (
 )
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec, upload_spec_of
 from raydiff.lookup import Door
-from raydiff.models.chains import Sampling
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM
+from raydiff.models.samplers import Sampling
 from raydiff.models.training import Model, Training, fit
 from raydiff.privacy.aggregate import BITS
 from raydiff.privacy.client_level import ClientPrivacy
@@ -181,9 +181,9 @@ class Averaged(Method):
         """Training of the final model on the client's records before it samples; None: sample the shared model."""
         return None
 
-    def steps(self, number: int, records: int) -> range:
+    def steps(self, round_number: int, records: int) -> range:
         """The steps of `local` that a client with so many records takes in this round."""
-        return self.local.of(records).part(number, self.rounds)
+        return self.local.of(records).part(round_number, self.rounds)
 
     @property
     def trained_model(self) -> AnyModel:
@@ -253,10 +253,10 @@ class Averaged(Method):
         more = {"model": self.model, "moments": moments, "steps": steps, **more}
         return fit(more.pop("model"), start, *records, training=training, rng=rnd.rng, **more)
 
-    def upload_event(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, round_number: int) -> Event:
         return self.averaging.upload_event(rounds=self.rounds)
 
-    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
+    def upload_spec(self, server: Params, examples: int, round_number: int) -> UploadSpec:
         """An update of the parameters that clients see."""
         return self.averaging.upload_spec(tree.without(SERVER_ONLY, server))
 
@@ -279,7 +279,7 @@ class Averaged(Method):
         last = rnd.number == self.rounds - 1
         if self.local.ema:
             before = tree.under(AVERAGE, server) or weights
-            kept = self.local.kept(rnd.number + 1)
+            kept = self.local.ema_weight(rnd.number + 1)
             average = {k: torch.lerp(v, before[k], kept) for k, v in weights.items()}
             server = {**server, **(average if last else tree.prefixed(AVERAGE, average))}
         return tree.without(MOMENTS, tree.without(AVERAGE, server)) if last else server

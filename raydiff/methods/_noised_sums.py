@@ -86,14 +86,14 @@ class NoisedSums(Method):
             sent = gaussian_sum(sums, sensitivity=self.sensitivity, event=event, noise=rnd.noise, public=public)
         return LocalResult(state, sent, metrics)
 
-    def upload_event(self, records: int, number: int) -> Event:
-        if number >= self.participating_rounds:
+    def upload_event(self, records: int, round_number: int) -> Event:
+        if round_number >= self.participating_rounds:
             return Nothing()
         if self.epsilon is None:
             return NonPrivate(self.what)
         return Gaussian(self.std / self.sensitivity, "example", self.relation, "local", declared=("labels",))
 
-    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
+    def upload_spec(self, server: Params, examples: int, round_number: int) -> UploadSpec:
         leaves = {name: TensorSpec(shape, torch.float32) for name, shape in self.shapes.items()}
         return UploadSpec({**leaves, COUNTS: TensorSpec((self.model.rows,), torch.float64, (range(MAX_RECORDS + 1),))})
 

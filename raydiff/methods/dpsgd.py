@@ -133,10 +133,10 @@ class DPSGD(Averaged):
             raise ValueError("rounds must be at least 2 with central, and model a DDPM")
         return replace(c, model=c.model.for_data(self.model.shape, self.model.labels))
 
-    def steps(self, number: int, records: int) -> range:
+    def steps(self, round_number: int, records: int) -> range:
         if self.central is None:
-            return super().steps(number, records)
-        return self.local.part(number - 1, self.rounds - 1) if number else range(0)
+            return super().steps(round_number, records)
+        return self.local.part(round_number - 1, self.rounds - 1) if round_number else range(0)
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         return {**super().init_server(public, rng), **({PENDING: torch.zeros(())} if self.central else {})}
@@ -167,11 +167,11 @@ class DPSGD(Averaged):
         metrics = {"train/loss": loss, "upload/noise_multiplier": mechanism.noise_multiplier}
         return LocalResult(state, sent, metrics)
 
-    def upload_event(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, round_number: int) -> Event:
         """The round's steps, each on a Poisson sample of the client's records; in round 0 the central images' sums."""
-        if self.central and number == 0:
-            return self.first.upload_event(records, number)
-        if not (steps := len(self.steps(number, 0))):
+        if self.central and round_number == 0:
+            return self.first.upload_event(records, round_number)
+        if not (steps := len(self.steps(round_number, 0))):
             return Nothing()
         sigma = self.mechanism(records).noise_multiplier
         rate = sampling_rate(self.local.batch, records)
@@ -180,11 +180,11 @@ class DPSGD(Averaged):
     def mean_spec(self, server: Params) -> MeanSpec:
         return self.first.mean_spec(server) if PENDING in server else super().mean_spec(server)
 
-    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        if self.central and number == 0:
-            return self.first.upload_spec(server, examples, number)
-        sends = bool(self.steps(number, 0))
-        return super().upload_spec(server, examples, number) if sends else UploadSpec()
+    def upload_spec(self, server: Params, examples: int, round_number: int) -> UploadSpec:
+        if self.central and round_number == 0:
+            return self.first.upload_spec(server, examples, round_number)
+        sends = bool(self.steps(round_number, 0))
+        return super().upload_spec(server, examples, round_number) if sends else UploadSpec()
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """FedAvg's, or in round 0 the training on central images."""

@@ -28,6 +28,6 @@ class FedAvg(FineTuned):
 
     Examples:
         >>> method = rd.FedAvg(rounds=20, local=rd.Training(steps=2000))
-        >>> method.upload_event(records=100, number=0)
+        >>> method.upload_event(records=100, round_number=0)
         NonPrivate(what='weights sent as they are', trust='local')
     """

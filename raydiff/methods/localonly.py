@@ -16,9 +16,9 @@ from raydiff.data.records import Center, Records, clip_center
 from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Target, Upload
 from raydiff.federated.upload_spec import UploadSpec
 from raydiff.methods._averaging import AnyModel, deploy_model
-from raydiff.models.chains import Sampling
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import DDPM
+from raydiff.models.samplers import Sampling
 from raydiff.models.training import Training, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.privacy.release import Event, Nothing, nothing
 from raydiff.settings import Count, Positive, settings
@@ -90,10 +90,10 @@ class LocalOnly(Method):
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         return LocalResult(state, nothing())
 
-    def upload_event(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, round_number: int) -> Event:
         return Nothing()
 
-    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
+    def upload_spec(self, server: Params, examples: int, round_number: int) -> UploadSpec:
         return UploadSpec()
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:

@@ -73,12 +73,12 @@ class Marginals(NoisedSums):
     def add_up(self, server: Params, data: Records) -> tuple[Params, Metrics]:
         rows = self.rows_of(data)
         u = self.model.one_hot(data.images)
-        return {PAIRS: torch.stack([moments.packed(u[rows == row]) for row in range(self.model.rows)])}, {}
+        return {PAIRS: torch.stack([moments.pack_outer_products(u[rows == row]) for row in range(self.model.rows)])}, {}
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The tree from the sums over all clients, which have M clients' noise."""
         total, counts, std = self.total(uploads)
-        fitted = self.model.fitted(total[PAIRS], counts, std=std)
+        fitted = self.model.fit(total[PAIRS], counts, std=std)
         edges = float((fitted["parent"] >= 0).sum())
         return tree.prefixed("forest", fitted), {"server/edges": edges}, []
 

@@ -84,7 +84,7 @@ class Scaffold(FineTuned):
         release = disclose(sent, UNPROTECTED_TEXT)
         return LocalResult(tree.prefixed(f"{SCRATCH}/{CONTROL}", tree.add(c_i, change)), release, {"train/loss": loss})
 
-    def upload_event(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, round_number: int) -> Event:
         return NonPrivate(UNPROTECTED_TEXT)
 
     def _corrected(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:

@@ -69,8 +69,8 @@ class SharedRep(Averaged):
         private, after = self._split(w)
         return self.send(shared, after, moments, loss, private, rnd)
 
-    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        return super().upload_spec(tree.without(START, server), examples, number)
+    def upload_spec(self, server: Params, examples: int, round_number: int) -> UploadSpec:
+        return super().upload_spec(tree.without(START, server), examples, round_number)
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         """Sample the shared part with the client's own middle, which the server does not have."""

@@ -18,7 +18,7 @@ labels and numbers of records, which are public by declaration, so that a replac
 | sigma | sensitivity / mu(`epsilon`, `delta`), by the exact accountant |
 
 **Sensitivity.** A record adds (u to its row's sum, w u u^T to M), M measured by its Frobenius norm, which is what
-`moments.packed` keeps. Replaced by v of the same label, with s = <u, v>:
+`moments.pack_outer_products` keeps. Replaced by v of the same label, with s = <u, v>:
 
     ||u - v||^2 + w^2 ||u u^T - v v^T||^2 = |u|^2 + |v|^2 - 2 s + w^2 (|u|^4 + |v|^4 - 2 s^2)
 
@@ -47,10 +47,10 @@ from raydiff.federated.method import Deployed, Mean, Metrics, Round, Target
 from raydiff.methods._noised_sums import NoisedSums, sum_by_row
 from raydiff.methods.localonly import LocalOnly
 from raydiff.models import moments
-from raydiff.models.chains import Sampling
 from raydiff.models.ddpm import DDPM
 from raydiff.models.moments import Gaussians
-from raydiff.models.schedules import noised
+from raydiff.models.samplers import Sampling
+from raydiff.models.schedules import add_noise
 from raydiff.models.training import Training, with_clipped_flag
 from raydiff.privacy.private_gradient import Neighbours
 from raydiff.privacy.release import ROUNDING, Event
@@ -138,7 +138,7 @@ class Sketch(NoisedSums):
         u = tree.clip_records(offsets, self.clip * (1 - ROUNDING)).flatten(1)
         sums = {SUMS: sum_by_row(u, self.rows_of(data), self.model.rows)}
         if self.moment:
-            sums[SECOND] = self.moment / self.clip * moments.packed(u)
+            sums[SECOND] = self.moment / self.clip * moments.pack_outer_products(u)
         return sums, {"upload/clipped_fraction": clipped}
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
@@ -150,8 +150,10 @@ class Sketch(NoisedSums):
         vectors = torch.eye(d)
         scales = torch.zeros(d)
         if weight:
-            second = moments.unpacked(total[SECOND] / weight, d)
-            means, vectors, scales = moments.estimated(total[SUMS], second, counts, std=std, second_std=std / weight)
+            second = moments.unpack_matrix(total[SECOND] / weight, d)
+            means, vectors, scales = moments.estimate_gaussians(
+                total[SUMS], second, counts, std=std, second_std=std / weight
+            )
         mean = means.float().view(-1, *self.model.shape) + server["center"]
         fitted = {"mean": mean, "vectors": vectors.float(), "scales": scales.float()}
         return {**server, **tree.prefixed("gaussians", fitted)}, {}, []
@@ -168,7 +170,7 @@ class Sketch(NoisedSums):
 
         def sample(chain: Sampling, labels: Tensor, rng: torch.Generator) -> Tensor:
             x = shared.samplers["gaussian"](labels, rng)
-            x = noised(x, torch.randn(x.shape, generator=rng), personal.abar, torch.full((len(x),), depth))
+            x = add_noise(x, torch.randn(x.shape, generator=rng), personal.abar, torch.full((len(x),), depth))
             return chain.run(personal, z_m, x, labels=labels, start=depth, bound=1.0, rng=rng)
 
         samplers = {name: partial(sample, chain) for name, chain in self.client_sampling.variants().items()}

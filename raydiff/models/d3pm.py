@@ -107,16 +107,16 @@ class DiscreteDiffusion:
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """Cross-entropy of the clean columns, mean over rows and columns. Needs no extras."""
         clean = codes_of(batch[0])
-        noised = self.noised(clean, draws)
+        noised = self.add_noise(clean, draws)
         logits = self._call(params, noised, draws["t"], batch[1])
         return F.cross_entropy(logits.flatten(0, 1), clean.flatten())
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
         """The last hidden layer on the noised rows, (B, hidden), for MOON."""
-        noised = self.noised(codes_of(batch[0]), draws)
+        noised = self.add_noise(codes_of(batch[0]), draws)
         return self._call(params, noised, draws["t"], batch[1], features=True)
 
-    def noised(self, clean: Tensor, draws: Params) -> Tensor:
+    def add_noise(self, clean: Tensor, draws: Params) -> Tensor:
         """v_t (B, n) from v_0 (B, n) and `draws`."""
         stay = self.abar.to(clean.device, draws["u"].dtype)[draws["t"]].unsqueeze(-1)
         return torch.where(draws["u"] < stay, clean, draws["other"])
@@ -142,7 +142,7 @@ class DiscreteDiffusion:
         rows = torch.randint(self.k, (len(labels), len(self.counts)), generator=rng)
         for step in range(self.steps, self.release, -1):
             t = torch.full((len(rows),), step)
-            rows = drawn(self.posterior(predict(rows, t, labels), rows, t), rng)
+            rows = draw_codes(self.posterior(predict(rows, t, labels), rows, t), rng)
         return rows
 
     def sampler(self, params: Params) -> Callable[[Tensor, torch.Generator], Tensor]:
@@ -154,7 +154,7 @@ class DiscreteDiffusion:
         return call(self, params, noised, t, labels[:, : len(self.labels)], features)
 
 
-def drawn(probabilities: Tensor, rng: torch.Generator) -> Tensor:
+def draw_codes(probabilities: Tensor, rng: torch.Generator) -> Tensor:
     """One code for each distribution (N, n, k): (N, n), never one of probability 0."""
     up_to = probabilities.double().cumsum(-1)
     u = torch.rand(*probabilities.shape[:-1], 1, generator=rng, dtype=torch.float64) * up_to[..., -1:]

@@ -1,4 +1,4 @@
-"""Gaussian diffusion (DDPM): the network's target and the training loss. Sampling is in `chains`.
+"""Gaussian diffusion (DDPM): the network's target and the training loss. Sampling is in `samplers`.
 
 Shapes: x (B, C, H, W) on the data's scale; labels (B, K), one column per condition; t (B,) in 1..T.
 References: Ho et al. 2020 (arXiv 2006.11239); Karras et al. 2022 (EDM, arXiv 2206.00364); PFDM, Algorithm 3.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from raydiff.data.records import codes_of, images_of, label_rows
 from raydiff.models import moments
-from raydiff.models.d3pm import drawn
+from raydiff.models.d3pm import draw_codes
 from raydiff.settings import settings
 from raydiff.tree import Params
 
@@ -65,9 +65,9 @@ class Forest:
         places = codes_of(images) + first
         return torch.zeros(len(images), self.width, dtype=torch.float64).scatter_(1, places, 1.0)
 
-    def fitted(self, packed: Tensor, numbers: Tensor, *, std: float) -> Params:
+    def fit(self, packed: Tensor, numbers: Tensor, *, std: float) -> Params:
         """Parameters from packed M_r, (R, m (m + 1) / 2), with noise of `std`, and counts of records by row (R,)."""
-        whole = torch.stack([moments.unpacked(row, self.width) for row in packed])
+        whole = torch.stack([moments.unpack_matrix(row, self.width) for row in packed])
         # A count off the diagonal stands twice in the norm, so its noise has half the variance.
         pair = std / math.sqrt(2)
         totals = numbers.clamp_min(1).double()
@@ -98,7 +98,7 @@ class Forest:
         codes = torch.zeros(len(labels), len(self.counts), dtype=torch.int64)
         for column in params["order"].tolist():
             above = codes[:, params["parent"][column]]  # A root's table does not depend on it.
-            codes[:, column] = drawn(params["table"][row, column, above], rng)
+            codes[:, column] = draw_codes(params["table"][row, column, above], rng)
         return images_of(codes)
 
     @property

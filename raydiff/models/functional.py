@@ -20,7 +20,7 @@ class Buildable(Hashable, Protocol):
 
 def fresh(model: Buildable, rng: torch.Generator) -> Params:
     """Fresh parameters of the model's network. Raises ValueError where two of its layers share one."""
-    with seeding.forked(rng):
+    with seeding.fork_rng(rng):
         module = model.build()
     if len([*module.named_parameters(remove_duplicate=False)]) > len([*module.parameters()]):
         raise ValueError(f"layers of {type(module).__name__} share a weight: give each its own")

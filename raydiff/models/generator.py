@@ -43,14 +43,14 @@ class Generator(ByRow):
         return call(self, params, z, rows)
 
     def draw(self, params: Params, labels: Tensor, rng: torch.Generator) -> Tensor:
-        return self._drawn(params, label_rows(labels, self.labels), rng)
+        return self._draw(params, label_rows(labels, self.labels), rng)
 
     def denoiser(self, params: Params) -> Denoiser:
         """The `posterior` of `POINTS` generated pictures for each row of labels, for attacks on denoisers."""
         rows = torch.arange(self.rows).repeat_interleave(POINTS)
-        return self.posterior(self._drawn(params, rows, seeding.generator(0, "points")).view(self.rows, POINTS, -1))
+        return self.posterior(self._draw(params, rows, seeding.generator(0, "points")).view(self.rows, POINTS, -1))
 
-    def _drawn(self, params: Params, rows: Tensor, rng: torch.Generator) -> Tensor:
+    def _draw(self, params: Params, rows: Tensor, rng: torch.Generator) -> Tensor:
         z = torch.randn(len(rows), self.code, generator=rng)
         return frozen(self.pictures, params)(z, rows)
 

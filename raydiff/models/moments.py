@@ -54,7 +54,7 @@ class Gaussians(ByRow):
         return call
 
 
-def packed(u: Tensor) -> Tensor:
+def pack_outer_products(u: Tensor) -> Tensor:
     """(d (d + 1) / 2,) in float64: the sum of u u^T over u (N, d), its upper triangle row by row.
 
     Times sqrt 2 off the diagonal, so that the Euclidean norm is the matrix's.
@@ -64,7 +64,7 @@ def packed(u: Tensor) -> Tensor:
     return (u.T @ u)[row, column] * _weights(row, column)
 
 
-def unpacked(values: Tensor, d: int) -> Tensor:
+def unpack_matrix(values: Tensor, d: int) -> Tensor:
     """(d, d): the symmetric matrix."""
     row, column = torch.triu_indices(d, d)
     out = torch.zeros(d, d, dtype=values.dtype)
@@ -76,8 +76,8 @@ def _weights(row: Tensor, column: Tensor) -> Tensor:
     return torch.where(row == column, 1.0, 2.0).double().sqrt()  # In float64: float32's root of 2 is less exact.
 
 
-def without_noise(second: Tensor, std: float) -> tuple[Tensor, Tensor]:
-    """(eigenvalues (d,) >= 0, eigenvectors (d, d)) of a symmetric (d, d), freed of noise `std` on `packed` entries."""
+def remove_noise(second: Tensor, std: float) -> tuple[Tensor, Tensor]:
+    """(eigenvalues (d,) >= 0, eigenvectors (d, d)) of a symmetric (d, d), freed of noise `std` on packed entries."""
     values, vectors = torch.linalg.eigh(second)
     edge = math.sqrt(2 * len(second)) * std
     spike = values > edge
@@ -86,7 +86,7 @@ def without_noise(second: Tensor, std: float) -> tuple[Tensor, Tensor]:
     return torch.where(spike, spikes, rest), vectors
 
 
-def estimated(
+def estimate_gaussians(
     sums: Tensor, second: Tensor, counts: Tensor, *, std: float, second_std: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(means (R, d), vectors (d, d), scales (d,)) from sums (R, d), second (d, d) and counts (R,), float64.
@@ -94,7 +94,7 @@ def estimated(
     The sums have noise of standard deviations `std` and `second_std`. A row without records gets the mean of all.
     """
     n = float(counts.sum())
-    values, vectors = without_noise(second / n, second_std / n)
+    values, vectors = remove_noise(second / n, second_std / n)
     present = counts > 0
     weights = counts / n
     noise = (std / counts[present, None]).square()

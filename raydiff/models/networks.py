@@ -24,7 +24,7 @@ CLIENT = "conditions.client"
 """Name of the client's embedding among the parameters."""
 
 
-def table(column: int) -> str:
+def table_name(column: int) -> str:
     """Name of a label column's embeddings, one row per value, among the parameters."""
     return f"conditions.tables.{column}.weight"
 

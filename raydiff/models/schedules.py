@@ -90,7 +90,7 @@ def lognormal_levels(schedule: Schedule, timesteps: int, mean: float) -> Tensor:
     return torch.cat([below, torch.ones(1, dtype=torch.float64)])
 
 
-def noised(x: Tensor, eps: Tensor, abar: Tensor, t: Tensor) -> Tensor:
+def add_noise(x: Tensor, eps: Tensor, abar: Tensor, t: Tensor) -> Tensor:
     """sqrt(abar_t) x + sqrt(1 - abar_t) eps for pictures x (B, C, H, W), abar (T + 1,) and t (B,)."""
     signal, noise = signal_and_noise(x, abar, t)
     return signal * x + noise * eps

@@ -116,13 +116,13 @@ class Training:
             return rate
         return rate * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(self._counted, 1))))
 
-    def kept(self, number: int) -> float:
-        """The moving average's weight on itself in its update `number`, 1, 2, ...; the rest is on the new weights."""
-        return float((1 - 1 / number) ** (_power(self.ema) + 1))
+    def ema_weight(self, update: int) -> float:
+        """The moving average's weight on itself in its update 1, 2, ...; the rest is on the new weights."""
+        return float((1 - 1 / update) ** (_power(self.ema) + 1))
 
-    def part(self, number: int, of: int) -> range:
-        """The steps of part 0 .. of - 1 of this training, cut as evenly as possible."""
-        return range(self._counted * number // of, self._counted * (number + 1) // of)
+    def part(self, index: int, parts: int) -> range:
+        """The steps of part 0 .. parts - 1 of this training, cut as evenly as possible."""
+        return range(self._counted * index // parts, self._counted * (index + 1) // parts)
 
     def refuse_epochs(self, name: str, why: str) -> None:
         """Raises ValueError if epochs or passes are set, for callers that draw their own batches."""
@@ -169,10 +169,10 @@ class Task:
         left = len(self.steps)
         rows = self._rows()
         while True:
-            drawn = [self._drawn(next(rows))]
+            drawn = [self._draw(next(rows))]
             if where.type != "cpu":
                 size = sum(v.numel() * v.element_size() for v in drawn[0].values())
-                drawn += [self._drawn(next(rows)) for _ in range(min(AHEAD, left, AHEAD_BYTES // size) - 1)]
+                drawn += [self._draw(next(rows)) for _ in range(min(AHEAD, left, AHEAD_BYTES // size) - 1)]
                 counts = [len(one[ROWS]) for one in drawn]
                 copied = {k: torch.cat([one[k] for one in drawn]).to(where).split(counts) for k in drawn[0]}
                 drawn = [{k: parts[i] for k, parts in copied.items()} for i in range(len(drawn))]
@@ -181,7 +181,7 @@ class Task:
                 batch = draws.pop(ROWS)
                 yield (self.images[batch], self.labels[batch]), draws
 
-    def _drawn(self, rows: Tensor) -> Params:
+    def _draw(self, rows: Tensor) -> Params:
         return {ROWS: rows, **self.model.draws(len(rows), self.rng)}
 
     def _rows(self) -> Iterator[Tensor]:
@@ -297,7 +297,7 @@ def optimize(
         else:
             adamw_step(theta, gradients, state, rate=rate, decay=decay)
         if average:
-            weight = 1 - training.kept(step + 1)
+            weight = 1 - training.ema_weight(step + 1)
             torch._foreach_lerp_(list(average.values()), [v.detach() for v in theta.values()], weight)
         if step % CHECK_EVERY == 0 or step == steps[-1]:
             _check_finite(losses[: i + 1], steps[0])

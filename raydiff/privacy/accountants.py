@@ -16,7 +16,7 @@ Steps count as unsampled where the adversary sees who takes part (`hidden_rate`)
 sums of discrete Gaussians (secure aggregation): rdp and theorem cover them. Unsampled Gaussians enter as mu =
 sensitivity / standard deviation; mu^2 adds up under composition, also adaptively (Dong, Roth & Su 2019, arXiv
 1905.02383). exact = pld <= rdp <= theorem; with sampling pld <= rdp. Each bound includes the difference of the sampler
-from real Gaussians (`grid.charged`): about 1e-5 of epsilon.
+from real Gaussians (`grid.add_sampler_cost`): about 1e-5 of epsilon.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class Unsupported(ValueError):
 def exact(events: Sequence[Event], delta: float) -> float:
     """Return the smallest epsilon at which the composed Gaussians are (epsilon, delta)-DP."""
     mu = gaussian_dp_mu(events)
-    return _charged(events, lambda d: gaussian.epsilon_for(mu, d), delta)
+    return _add_sampler_cost(events, lambda d: gaussian.epsilon_for(mu, d), delta)
 
 
 def pld(events: Sequence[Event], delta: float) -> float:
@@ -57,7 +57,7 @@ def pld(events: Sequence[Event], delta: float) -> float:
     Without sampling it equals `exact`, else it is an upper bound, less than 0.001 max(1, epsilon) above the truth.
     """
     steps = steps_of(events)
-    return _charged(events, lambda d: math.inf if steps is None else _pld(*steps, d), delta)
+    return _add_sampler_cost(events, lambda d: math.inf if steps is None else _pld(*steps, d), delta)
 
 
 def rdp(events: Sequence[Event], delta: float) -> float:
@@ -67,16 +67,16 @@ def rdp(events: Sequence[Event], delta: float) -> float:
         steps, replaced = _steps(gaussians)
         if replaced:
             raise Unsupported("rdp has no theorem for Poisson sampling under replace_one: use the pld accountant")
-        return _charged(events, lambda d: renyi.epsilon_of_sampled(steps, d), delta)
+        return _add_sampler_cost(events, lambda d: renyi.epsilon_of_sampled(steps, d), delta)
     mu = renyi_mu(events)
-    return _charged(events, lambda d: renyi.epsilon_for(mu, d), delta)
+    return _add_sampler_cost(events, lambda d: renyi.epsilon_for(mu, d), delta)
 
 
 def theorem(events: Sequence[Event], delta: float) -> float:
     """Return PFDM's Theorem 5.1, tau + 2 sqrt(tau ln(1 / delta)), where tau = 2 C^2 abar / (1 - abar)."""
     mu = renyi_mu(events)
     tau = mu * mu / 2  # not mu**2, which overflows with an exception
-    return _charged(events, lambda d: tau + 2 * math.sqrt(tau * -math.log(d)), delta)
+    return _add_sampler_cost(events, lambda d: tau + 2 * math.sqrt(tau * -math.log(d)), delta)
 
 
 MOST_DELTA = 0.1  # A guarantee that may fail for every tenth record is none.
@@ -176,7 +176,7 @@ def mu_for(epsilon: float, delta: float, accountant: Literal["exact", "rdp"] = "
     def epsilon_at(mu: float) -> float:
         if accountant == "rdp":
             return renyi.epsilon_for(mu, delta)
-        return grid.charged(lambda d: gaussian.epsilon_for(mu, d), delta)
+        return grid.add_sampler_cost(lambda d: gaussian.epsilon_for(mu, d), delta)
 
     low = 0.0
     high = 1.0
@@ -197,11 +197,11 @@ def has_discrete(events: Iterable[Event]) -> bool:
     return any(isinstance(e, DiscreteGaussian) for e in events)
 
 
-def _charged(events: Iterable[Event], bound: Callable[[float], float], delta: float) -> float:
+def _add_sampler_cost(events: Iterable[Event], bound: Callable[[float], float], delta: float) -> float:
     """`bound(delta)`, plus the cost of the Gaussian sampler (`grid`); sums of discrete Gaussians are exact."""
     check_value("delta", delta, 0 < delta < 1, "in (0, 1)")
     sampled = any(isinstance(e, Gaussian) and e.std_over_sensitivity < math.inf for e in events)
-    return grid.charged(bound, delta) if sampled and not has_discrete(events) else bound(delta)
+    return grid.add_sampler_cost(bound, delta) if sampled and not has_discrete(events) else bound(delta)
 
 
 def _gaussians(events: Sequence[Event]) -> list[Gaussian] | None:

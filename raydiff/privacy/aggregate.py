@@ -89,14 +89,14 @@ class Encoding:
                 return steps
 
 
-def encode(update: Tensors, encoding: Encoding, noise: NoiseStream) -> Params:
+def encode_update(update: Tensors, encoding: Encoding, noise: NoiseStream) -> Params:
     """Return a participant's upload: its clipped update in steps plus its share of noise, modulo 2^32, in int32."""
     x = torch.cat([update[k].detach().double().reshape(-1) for k in sorted(update)]).cpu().numpy()
     steps = encoding.rounded(x, noise) + discrete_gaussian(encoding.sigma, encoding.size, noise.generator("share"))
     return _leaves(torch.from_numpy(steps.astype(np.int32)), update)
 
 
-def decode(mean: Tensors, encoding: Encoding, count: int) -> Params:
+def decode_mean(mean: Tensors, encoding: Encoding, count: int) -> Params:
     """Return the mean update, in float64, from the mean of `count` uploads.
 
     Raises ValueError where `count` is below `shares`, whose noise the ledger states, or their sum may wrap around.

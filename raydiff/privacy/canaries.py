@@ -76,7 +76,7 @@ def upper_limit(count: int, total: int, level: float) -> float:
     return float(betaincinv(count + 1, total - count, level)) if count < total else 1.0
 
 
-def audit(
+def audit_canaries(
     send: Send,
     *,
     clip: float,
@@ -91,7 +91,7 @@ def audit(
 
     Every vector of a canary has a random direction and the norm `STRETCH * clip`. Each release is requested `asks`
     times, as after a crash, and averaged: that reveals more only if its noise is drawn anew. `factor` scales the noise,
-    to test the audit. Raises ValueError as `bound` does.
+    to test the audit. Raises ValueError as `bound_errors` does.
     """
     x = torch.randn(count, *shape, generator=rng, dtype=torch.float64)
     x /= x.norm(dim=2, keepdim=True)
@@ -101,10 +101,10 @@ def audit(
     noise = stream(rng, factor)
     seen = sum((send(sent, noise).double() for _ in range(asks)), torch.zeros_like(x)) / asks
     scores = (seen * x).sum((1, 2))
-    return bound(scores[sign > 0], scores[sign < 0], confidence=confidence)
+    return bound_errors(scores[sign > 0], scores[sign < 0], confidence=confidence)
 
 
-def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> CanaryAudit:
+def bound_errors(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> CanaryAudit:
     """Return the audit of independent scores, which say "canary" above 0.
 
     Raises ValueError for fewer than four scores on a side, and for scores that are not finite.
@@ -122,7 +122,7 @@ def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> C
     )
 
 
-def one_by_one(send: Callable[[Tensor, NoiseStream], Tensor]) -> Send:
+def release_one_by_one(send: Callable[[Tensor, NoiseStream], Tensor]) -> Send:
     """Return the release of n canaries from that of one (m, d), each with noise of its own."""
 
     def send_all(canaries: Tensor, noise: NoiseStream) -> Tensor:

@@ -32,7 +32,7 @@ class AboveCeiling(RuntimeError):
     """The lower limit of an attack's 95 % interval exceeds what the ledger's noise allows; see `BY_CHANCE`."""
 
 
-def of_ledger(odometer: PrivacyOdometer) -> list[Metric]:
+def ledger_ceilings(odometer: PrivacyOdometer) -> list[Metric]:
     """Return AUC_CEILING, and MU where there is one, against the server."""
     metrics = _of_views(odometer, AUC_CEILING, Exposure.auc_ceiling)
     with contextlib.suppress(ValueError):  # sampled noise, or events that do not compose
@@ -40,7 +40,7 @@ def of_ledger(odometer: PrivacyOdometer) -> list[Metric]:
     return metrics
 
 
-def rates(odometer: PrivacyOdometer) -> list[Metric]:
+def rate_ceilings(odometer: PrivacyOdometer) -> list[Metric]:
     """Return TPRS, against the server."""
     views = [_of_views(odometer, metric, methodcaller("tpr_ceiling", fpr)) for fpr, metric in TPRS.items()]
     return list(itertools.chain.from_iterable(views))

@@ -20,7 +20,7 @@ from annotated_types import Ge
 from raydiff.lookup import check_value
 from raydiff.privacy import accountants, aggregate, release
 from raydiff.privacy.aggregate import Encoding
-from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, Release, Trust, clipped_update, noised
+from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, Release, Trust, add_noise_to_leaves, clip_update
 from raydiff.seeding import NoiseStream
 from raydiff.settings import Positive, settings
 from raydiff.tree import Params, Tensors
@@ -77,12 +77,12 @@ class ClientPrivacy:
     def release(self, update: Params, *, rounds: int, noise: NoiseStream) -> Release:
         """Return a client's upload for its update."""
         if self.trust == "aggregate":
-            clipped = clipped_update(update, self.clip)
-            value = aggregate.encode(clipped, self._encoding(update, rounds), noise)
+            clipped = clip_update(update, self.clip)
+            value = aggregate.encode_update(clipped, self._encoding(update, rounds), noise)
             return release.already_private(value, self.upload_event(rounds), copy=False)
         if self.trust == "local":
             return release.gaussian_update(update, clip=self.clip, std=self.std(rounds), noise=noise)
-        return release.disclose(clipped_update(update, self.clip), TRUSTED, copy=False)
+        return release.disclose(clip_update(update, self.clip), TRUSTED, copy=False)
 
     def upload_event(self, rounds: int) -> Event:
         """Return the event of a release, which does not depend on the update."""
@@ -94,7 +94,7 @@ class ClientPrivacy:
 
     def decode(self, mean: Tensors, *, count: int, rounds: int) -> Params:
         """Return the mean update under aggregate trust, in float64, from the mean of `count` uploads."""
-        return aggregate.decode(mean, self._encoding(mean, rounds), count)
+        return aggregate.decode_mean(mean, self._encoding(mean, rounds), count)
 
     def _encoding(self, update: Tensors, rounds: int) -> Encoding:
         assert self.shares is not None  # checked above for aggregate trust
@@ -109,5 +109,5 @@ class ClientPrivacy:
         """
         std = self.std(rounds)
         event = Gaussian(std / (2 * self.clip), "client", "replace_one", "central")
-        noisy = noised(mean, std=std / count * (1 + count * 2.0**-24), noise=noise)
+        noisy = add_noise_to_leaves(mean, std=std / count * (1 + count * 2.0**-24), noise=noise)
         return {k: v.to(mean[k].dtype) for k, v in noisy.items()}, event

@@ -74,8 +74,8 @@ class Budget:
     def epsilon_of(self, total: float, order: float | None) -> float:
         """Return the epsilon that a sum of costs converts to, by the filter of this order."""
         if order is None:
-            return grid.charged(lambda delta: gaussian.epsilon_for(math.sqrt(total), delta), self.delta)
-        return grid.charged(lambda delta: renyi.converted(total, order - 1, delta), self.delta)
+            return grid.add_sampler_cost(lambda delta: gaussian.epsilon_for(math.sqrt(total), delta), self.delta)
+        return grid.add_sampler_cost(lambda delta: renyi.convert_to_epsilon(total, order - 1, delta), self.delta)
 
     def spent(self, charges: Iterable[Sequence[Event]], order: Order = "first") -> Guarantee:
         """Return the guarantee of a record that fared worst in each of these trials, by the filter of this order.
@@ -165,12 +165,12 @@ def covers(planned: Event, sent: Event) -> bool:
     )
 
 
-def written(events: Iterable[Event]) -> list[Any]:
-    """Return a JSON-ready list of (event, count); `read` is the inverse."""
+def events_to_json(events: Iterable[Event]) -> list[Any]:
+    """Return a JSON-ready list of (event, count); `events_from_json` is the inverse."""
     return [[release.event_to_dict(event), times] for event, times in Counter(events).items()]
 
 
-def read(data: Iterable[Any]) -> tuple[Event, ...]:
-    """Return the events that `written` was given."""
+def events_from_json(data: Iterable[Any]) -> tuple[Event, ...]:
+    """Return the events that `events_to_json` was given."""
     repeated = ([release.event_from_dict(fields)] * times for fields, times in data)
     return tuple(itertools.chain.from_iterable(repeated))

@@ -45,7 +45,7 @@ PerRecord = dict[str, Tensor | Outer]
 """Parameter -> its gradients for B records, (B, ...)."""
 
 
-def per_record(
+def gradient_factors(
     loss: Callable[[Params, tuple[Tensor, Tensor], Params, Params], Tensor],
     theta: Params,
     batch: tuple[Tensor, Tensor],

@@ -31,8 +31,8 @@ computed from it in any number of rounds, differ by a factor of exp(+-tau) at mo
 
     (epsilon + 2 tau, exp(tau) d + (1 + exp(epsilon + tau)) kappa)-DP.
 
-`charged` takes ell = epsilon + ln(1 / delta) + 12 and d = delta (1 - KEPT_BACK), which covers the rest. At epsilon 1
-and delta 1e-5 it adds 2.7e-5 to epsilon, for 2^42 draws in all: no run makes as many.
+`add_sampler_cost` takes ell = epsilon + ln(1 / delta) + 12 and d = delta (1 - KEPT_BACK), which covers the rest. At
+epsilon 1 and delta 1e-5 it adds 2.7e-5 to epsilon, for 2^42 draws in all: no run makes as many.
 """
 
 import math
@@ -60,7 +60,7 @@ def step_of(std: float) -> float:
     return math.ldexp(1.0, math.frexp(std / FINENESS)[1] - 1)
 
 
-def noised(signal: Tensor, z: Tensor, *, std: float) -> Tensor:
+def add_noise_on_grid(signal: Tensor, z: Tensor, *, std: float) -> Tensor:
     """`signal + std * z` on the grid of `step_of(std)`, in float64; with std 0 the signal itself.
 
     Args: `signal`, of any floating-point type, and `z`, standard normal draws in float64 of the same shape.
@@ -76,7 +76,7 @@ def noised(signal: Tensor, z: Tensor, *, std: float) -> Tensor:
     return out
 
 
-def charged(bound: Callable[[float], float], delta: float) -> float:
+def add_sampler_cost(bound: Callable[[float], float], delta: float) -> float:
     """The epsilon at `delta` of the noise that is drawn, from that of real Gaussians, `bound(delta)`."""
     epsilon = bound(delta * (1 - KEPT_BACK))
     return epsilon if epsilon == math.inf else epsilon + 2 * distance(epsilon, delta)

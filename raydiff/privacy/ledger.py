@@ -44,7 +44,7 @@ class Guarantee:
     """An epsilon with its privacy definition.
 
     Examples:
-        >>> event = rd.PFDM(epsilon=10.0).upload_event(records=100, number=0)
+        >>> event = rd.PFDM(epsilon=10.0).upload_event(records=100, round_number=0)
         >>> ledger = rd.Ledger().with_uploads(0, [(1, event, 6400)])
         >>> guarantee = ledger.guarantee(1e-5, "exact")
         >>> guarantee.epsilon <= 10, guarantee.unit, guarantee.relation, guarantee.trust
@@ -128,7 +128,7 @@ class Ledger:
     """Entries in the order of their rounds. Immutable: `with_uploads` and `with_published` return a new one.
 
     Examples:
-        >>> event = rd.FedAvg().upload_event(records=100, number=0)
+        >>> event = rd.FedAvg().upload_event(records=100, round_number=0)
         >>> ledger = rd.Ledger().with_uploads(0, [(1, event, 6400)])  # round 0, client 1, in clear, 6400 bytes
         >>> ledger.bytes_by_client, ledger.epsilon(1e-5, "exact")
         ({1: 6400}, inf)

@@ -37,7 +37,7 @@ from torch.nn import functional as F
 
 from raydiff.lookup import check_value
 from raydiff.privacy import accountants, tradeoff
-from raydiff.privacy.canaries import STRETCH, CanaryAudit, bound
+from raydiff.privacy.canaries import STRETCH, CanaryAudit, bound_errors
 from raydiff.privacy.release import Event, Gaussian
 from raydiff.tree import Params
 
@@ -145,7 +145,7 @@ def guess(
     right = int((~out).sum() + inside.sum())
     sides = [(scores[group & included] - middle, scores[group & ~included] - middle) for group in groups]
     levels = [_level(confidence, len(groups) if place else 1) for place in range(len(groups))]
-    separate = tuple(bound(*side, confidence=level) for side, level in zip(sides, levels, strict=True))
+    separate = tuple(bound_errors(*side, confidence=level) for side, level in zip(sides, levels, strict=True))
     return OneRunAudit(canaries=m, guesses=guesses, right=right, delta=delta, confidence=confidence, separate=separate)
 
 

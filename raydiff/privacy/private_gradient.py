@@ -91,7 +91,7 @@ class PrivateGradient:
         z = self._normal(theta)
         std = self.mechanism.noise_multiplier * self.mechanism.max_grad_norm
         self.steps += 1
-        noisy = {k: grid.noised(v, z[k], std=std) / self.batch for k, v in total.items()}
+        noisy = {k: grid.add_noise_on_grid(v, z[k], std=std) / self.batch for k, v in total.items()}
         return {k: v.to(theta[k].dtype) for k, v in noisy.items()}, loss / self.batch
 
     @property
@@ -112,11 +112,11 @@ class PrivateGradient:
         for start in range(0, len(rows), piece):
             some = rows[start : start + piece]
             batch = (self.images[some], self.labels[some])
-            draws = self._drawn(keys[start : start + piece])
-            of_records = ghost_clipping.per_record if self.by_layers else per_record
+            draws = self._draw(keys[start : start + piece])
+            of_records = ghost_clipping.gradient_factors if self.by_layers else per_record
             gradients, losses = of_records(self.loss, theta, batch, draws)
             loss += losses.sum()
-            for k, v in clipped_sum(gradients, self.mechanism.max_grad_norm).items():
+            for k, v in sum_clipped(gradients, self.mechanism.max_grad_norm).items():
                 total[k] += v
         return total, loss
 
@@ -132,7 +132,7 @@ class PrivateGradient:
             seen[record] += 1
         return keys
 
-    def _drawn(self, keys: Sequence[tuple[str, int]]) -> Params:
+    def _draw(self, keys: Sequence[tuple[str, int]]) -> Params:
         """(B, K, ...) each, every record from its own stream."""
         streams = (seeding.generator(self._seed, self.steps, *key) for key in keys)
         each = [self.draws(self.mechanism.multiplicity, stream) for stream in streams]
@@ -158,7 +158,7 @@ def per_record(loss: Loss, theta: Params, batch: tuple[Tensor, Tensor], draws: P
     return gradients, losses
 
 
-def clipped_sum(gradients: PerRecord, clip: float) -> Params:
+def sum_clipped(gradients: PerRecord, clip: float) -> Params:
     """Return sum_i g_i min(1, C / ||g_i||) over leaves (B, ...), in float64, the norm over all leaves together.
 
     A gradient that is not finite counts as 0, since clipping does not bound it.
@@ -169,7 +169,7 @@ def clipped_sum(gradients: PerRecord, clip: float) -> Params:
     if not bounded.all():
         gradients = {k: v.rows(bounded) if isinstance(v, Outer) else v[bounded] for k, v in gradients.items()}
         norms = norms[bounded]
-    factors = tree.shrinking(norms, clip * (1 - ROUNDING), torch.float64)
+    factors = tree.clip_factors(norms, clip * (1 - ROUNDING), torch.float64)
     return {
         k: v.weighted(factors) if isinstance(v, Outer) else torch.tensordot(factors, v.double(), dims=1)
         for k, v in gradients.items()

@@ -206,9 +206,9 @@ def gaussian_records(
     _check_names(public, {"x"})
     x = _finite(x if center is None else x - center, "records")
     signal = scale * clip_records(x, clip * (1 - ROUNDING))
-    noisy = grid.noised(signal, noise.normal(numbers, x.shape[1:]), std=std)
+    noisy = grid.add_noise_on_grid(signal, noise.normal(numbers, x.shape[1:]), std=std)
     if center is not None:  # added last, on the same grid: its rounding is no part of the signal
-        noisy += grid.noised(scale * center, torch.zeros(center.shape, dtype=torch.float64), std=std)
+        noisy += grid.add_noise_on_grid(scale * center, torch.zeros(center.shape, dtype=torch.float64), std=std)
     event = Gaussian(std / (2 * clip * scale), "example", "replace_one", "local", declared=tuple(public))
     return Release({"x": noisy.float(), **_copied(public)}, event, _KEY)
 
@@ -220,8 +220,8 @@ def gaussian_update(value: Tensors, *, clip: float, std: float, noise: NoiseStre
     ValueError for non-finite values, and for a bad clip or std.
     """
     _check_noise(std, clip=clip)
-    clipped = clipped_update(value, clip)
-    noisy = {k: v.to(clipped[k].dtype) for k, v in noised(clipped, std=std, noise=noise).items()}
+    clipped = clip_update(value, clip)
+    noisy = {k: v.to(clipped[k].dtype) for k, v in add_noise_to_leaves(clipped, std=std, noise=noise).items()}
     event = Gaussian(std / (2 * clip), "client", "replace_one", "local", declared=("examples",))
     return Release(noisy, event, _KEY)
 
@@ -238,7 +238,7 @@ def gaussian_rows(x: Tensor, *, clip: float, std: float, noise: NoiseStream, pub
         raise ValueError("there must be one vector at least")
     x = _finite(x, "vectors")
     signal = clip_records(x, clip * (1 - ROUNDING))
-    noisy = grid.noised(signal, noise.normal(range(len(x)), x.shape[1:]), std=std).float()
+    noisy = grid.add_noise_on_grid(signal, noise.normal(range(len(x)), x.shape[1:]), std=std).float()
     declared = (*public, "examples")
     event = Gaussian(std / (2 * clip * math.sqrt(len(x))), "client", "replace_one", "local", declared=declared)
     return Release({"x": noisy, **_copied(public)}, event, _KEY)
@@ -256,11 +256,11 @@ def gaussian_sum(value: Tensors, *, sensitivity: float, event: Gaussian, noise: 
     _check_names(public, value.keys())
     if not tree.is_finite(value):
         raise ValueError("the sum must be finite: no sensitivity bounds an infinite or undefined record")
-    noisy = {k: v.float() for k, v in noised(value, std=std, noise=noise).items()}
+    noisy = {k: v.float() for k, v in add_noise_to_leaves(value, std=std, noise=noise).items()}
     return Release({**noisy, **_copied(public)}, event, _KEY)
 
 
-def clipped_update(value: Tensors, clip: float) -> Params:
+def clip_update(value: Tensors, clip: float) -> Params:
     """Return `value * min(1, clip / ||value||)`, every leaf in its dtype. Raises ValueError for non-finite values."""
     norm = tree.norm(value)
     if not math.isfinite(norm):
@@ -269,18 +269,18 @@ def clipped_update(value: Tensors, clip: float) -> Params:
     return {k: _shrunk(v, length, clip * (1 - ROUNDING)) for k, v in value.items()}
 
 
-def noised(value: Tensors, *, std: float, noise: NoiseStream) -> Params:
+def add_noise_to_leaves(value: Tensors, *, std: float, noise: NoiseStream) -> Params:
     """Return `value + std * z` on the grid, in float64, with independent noise for each leaf."""
     draws = {k: noise.normal([i], value[k].shape)[0] for i, k in enumerate(sorted(value))}
-    return {k: grid.noised(v, draws[k].to(v.device), std=std) for k, v in value.items()}
+    return {k: grid.add_noise_on_grid(v, draws[k].to(v.device), std=std) for k, v in value.items()}
 
 
 def _shrunk(v: Tensor, norm: Tensor, clip: float) -> Tensor:
     dtype = torch.result_type(v, 1.0)
     if torch.finfo(dtype).eps < ROUNDING:
-        return v * tree.shrinking(norm, clip, dtype)
+        return v * tree.clip_factors(norm, clip, dtype)
     # Half precision is rounded toward 0.
-    return tree.toward_zero(v.double() * tree.shrinking(norm, clip, norm.dtype), dtype)
+    return tree.toward_zero(v.double() * tree.clip_factors(norm, clip, norm.dtype), dtype)
 
 
 def _finite(x: Tensor, what: str) -> Tensor:

@@ -29,7 +29,7 @@ def epsilon_for(mu: float, delta: float) -> float:
     low = min(math.log(L / 2 / tau) / 2, math.log(math.expm1(L / 2))) - 1
     high = min(math.log(L / tau) / 2, L) + 1
     u = math.exp(brentq(lambda s: tau * math.exp(2 * s) + math.log1p(math.exp(s)) - L, low, high, xtol=1e-12))
-    return max(0.0, converted((1 + u) * tau, u, delta))
+    return max(0.0, convert_to_epsilon((1 + u) * tau, u, delta))
 
 
 def epsilon_of_sampled(steps: Sequence[Steps], delta: float) -> float:
@@ -39,7 +39,7 @@ def epsilon_of_sampled(steps: Sequence[Steps], delta: float) -> float:
     drawn independently, and the rate is fixed by the public n.
     """
     totals = [sum(k.times * sampled_divergences(k.rate, k.noise)[i] for k in steps) for i in range(len(ORDERS))]
-    best = min(converted(total, order - 1, delta) for order, total in zip(ORDERS, totals, strict=True))
+    best = min(convert_to_epsilon(total, order - 1, delta) for order, total in zip(ORDERS, totals, strict=True))
     unsampled = epsilon_for(math.hypot(*(math.sqrt(k.times) / k.noise for k in steps)), delta)
     return max(0.0, min(best, unsampled))  # sampling never hurts
 
@@ -68,6 +68,6 @@ def sampled_divergences(rate: float, noise: float) -> tuple[float, ...]:
     return tuple(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=ORDERS).tolist())
 
 
-def converted(divergence: float, u: float, delta: float) -> float:
+def convert_to_epsilon(divergence: float, u: float, delta: float) -> float:
     """Return epsilon from a Renyi divergence of order gamma = 1 + u: D + ln(u/gamma) - ln(delta gamma) / u."""
     return divergence + math.log(u / (1 + u)) - (math.log(delta) + math.log1p(u)) / u

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raydiff.experiment.trial import Trial
 from raydiff.federated.method import Metrics, Upload
-from raydiff.federated.sums import Partial, UploadValidator
+from raydiff.federated.upload_validator import Partial, UploadValidator
 from raydiff.privacy.release import already_private
 from raydiff.runtime.place import Slot
 from raydiff.runtime.worker import NotHosted, Worker

@@ -28,7 +28,7 @@ class Coordinator(tune.Trainable):
 
     def setup(self, config: dict[str, Any], credentials: StorageCredentials | None = None) -> None:
         """Start the workers in this trial's own placement group, then begin. `credentials`: those of a bucket."""
-        process.begin()
+        process.prepare_process()
         signal.signal(signal.SIGINT, process.interrupt)
         self._credentials = credentials
         self._slot: place.Slot = config["slot"]

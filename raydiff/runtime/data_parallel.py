@@ -110,7 +110,7 @@ def _process(config: dict[str, Any]) -> Any:
     """Train in one process. Ray Train's results cannot hold tensors."""
     experiment: Experiment = config["experiment"]
     compute(experiment)
-    process.begin()
+    process.prepare_process()
     cap_memory(experiment.runtime.gpu_server)
     if experiment.runtime.gpu_server:
         torch.cuda.set_device(get_device())

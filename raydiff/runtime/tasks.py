@@ -57,7 +57,7 @@ def train_shadows(attacked: shadows.Attacked, *, workers: int, nodes: Sequence[R
 
 class _TaskWorker:
     def __init__(self, open_task: Callable[[], Do], gpu: float) -> None:
-        process.begin()
+        process.prepare_process()
         self._gpu = gpu
         self._open = functools.cache(open_task)
 

@@ -10,7 +10,7 @@ from raydiff.experiment.trial import Trial, compute, localize, make_clients, mak
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, run_clients, write_ahead
 from raydiff.federated.method import Metrics, Upload
-from raydiff.federated.sums import UploadValidator, partial_sum
+from raydiff.federated.upload_validator import UploadValidator, partial_sum
 from raydiff.runtime import device_faults, place
 from raydiff.tree import Arrays, arrays, tensors
 
@@ -26,7 +26,7 @@ class Worker:
     """Hosts the clients of one trial at a time. `host` replaces all state of the previous trial."""
 
     def __init__(self) -> None:
-        process.begin()
+        process.prepare_process()
         signal.signal(signal.SIGINT, process.interrupt)
         self._trial: Trial | None = None
         self._messages: Iterator[Any] = iter(())

@@ -9,7 +9,7 @@ import hashlib
 import json
 
 from raydiff.formats.json_files import dumps
-from raydiff.tree import Params, Tensors, aligned
+from raydiff.tree import Params, Tensors, align_memory
 
 _BLANK = b"0" * 64
 _START = b'{"__metadata__":{"seal":"{\\"sha256\\": \\"'  # The header begins so, after 8 bytes for its length.
@@ -50,4 +50,4 @@ def load_tensors(data: bytes, where: object, of: str | None = None) -> tuple[Par
     seal: dict[str, str] = json.loads(header["__metadata__"]["seal"])
     if of not in (None, seal.get("of")):
         raise ValueError(f"{where} is damaged: it is a copy of {seal.get('of') or 'another file'}")
-    return {k: aligned(v) for k, v in load(data).items()}, seal["note"]
+    return {k: align_memory(v) for k, v in load(data).items()}, seal["note"]

@@ -48,7 +48,7 @@ def test_what_is_left_can_be_spent_and_no_more(tiny: Experiment, storage: Path) 
     book = spending.budget_log_of(storage / "sweeps" / "x" / "trials" / "y", tiny.data)
     left = float(budget.lines(book)[-1].partition("at epsilon ")[2].partition(",")[0])
     records = spending.verified(book)[1:]
-    charges = [privacy.read(r["events"]) for r in records]
+    charges = [privacy.events_from_json(r["events"]) for r in records]
 
     def with_one_more(epsilon: float) -> float:
         event = Gaussian(1 / mu_for(epsilon, 1e-5), "example", "replace_one", "local")
@@ -67,14 +67,14 @@ def test_sampled_noise_has_no_number_that_is_left(
     spending.charge(this.experiment, this.folder)
     budget.main(["digits", "--storage", str(tmp_path)])
     *_, trial, last = capsys.readouterr().out.splitlines()
-    order = limit.order(privacy.read(spending.verified(this.store.guard.book)[1]["events"]))  # type: ignore[union-attr]
+    order = limit.order(privacy.events_from_json(spending.verified(this.store.guard.book)[1]["events"]))  # type: ignore[union-attr]
     assert last.endswith(f"; what is left depends on the noise that would come next (Renyi order {order:g})")
     assert trial.partition("together ")[2] in last  # One trial alone: by the tightest accountant.
     again = open_trial(replace(base, seed=1), tmp_path / "sweeps" / "t")
     spending.charge(again.experiment, again.folder)
     budget.main(["digits", "--storage", str(tmp_path)])
     *_, last = capsys.readouterr().out.splitlines()
-    events = [privacy.read(r["events"]) for r in spending.verified(again.store.guard.book)[1:]]  # type: ignore[union-attr]
+    events = [privacy.events_from_json(r["events"]) for r in spending.verified(again.store.guard.book)[1:]]  # type: ignore[union-attr]
     by_the_filter = limit.epsilon_of(sum(privacy.cost(e, order) for e in events), order)
     assert last.startswith(f"spent: epsilon {bounds.up(by_the_filter)} of 7, by 2 trials")
 

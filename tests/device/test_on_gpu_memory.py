@@ -98,7 +98,7 @@ def test_processes_fill_their_caps_side_by_side(count: int, card: int, figure: C
 TRAINING = """
     import json, sys, torch
     from figures import GPU, preset, task
-    from raydiff.models.chains import Sampling
+    from raydiff.models.samplers import Sampling
     from raydiff.models.compute import compute_with
     from raydiff.models.lockstep import train_all
     from raydiff.runtime.place import cap_memory

@@ -143,7 +143,7 @@ def test_a_broken_aggregate_is_flagged_and_the_right_one_is_not(
     if fault == "seven shares of eight forgotten":
         monkeypatch.setattr(aggregate, "discrete_gaussian", lambda *a: (next(calls) % 8 == 0) * drawn(*a))
     if fault == "no clip":
-        monkeypatch.setattr(client_level, "clipped_update", lambda update, clip: update)
+        monkeypatch.setattr(client_level, "clip_update", lambda update, clip: update)
         monkeypatch.setattr(aggregate.Encoding, "rounded", _rounded)
     assert _flags(subject, count) == (fault != "nothing")
 
@@ -158,7 +158,7 @@ def _events(subject: canary_subjects.Subject) -> list[Event]:
 
 def _flags(subject: canary_subjects.Subject, count: int, factor: float = 1.0) -> bool:
     sizes, rng = {"clip": subject.clip, "shape": subject.shape, "count": count}, generator(0, "canaries")
-    audit = canaries.audit(subject.send, **sizes, rng=rng, asks=1, factor=factor)
+    audit = canaries.audit_canaries(subject.send, **sizes, rng=rng, asks=1, factor=factor)
     return audit.flags(_events(subject), tradeoff.tpr_ceiling)
 
 
@@ -329,7 +329,7 @@ def test_a_private_method_without_an_audit_is_found(latent_model: LatentModel) -
     class Novel(Method):
         accountant = "exact"
 
-        def upload_event(self, records: int, number: int) -> Event:
+        def upload_event(self, records: int, round_number: int) -> Event:
             return Gaussian(1.0, "example", "replace_one", "local")
 
     Novel.__dataclass_fields__ = {}  # type: ignore[attr-defined]

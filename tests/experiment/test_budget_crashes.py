@@ -69,7 +69,7 @@ class World:
         charged = [r["trial"] for r in records[1:]]
         assert len(set(charged)) == len(charged), "charged twice"
         assert {f"{name}/x" for name in self.sent} <= set(charged), "sent and not charged"
-        assert BUDGET.spent([privacy.read(r["events"]) for r in records[1:]]).epsilon <= BUDGET.epsilon
+        assert BUDGET.spent([privacy.events_from_json(r["events"]) for r in records[1:]]).epsilon <= BUDGET.epsilon
         return records
 
 

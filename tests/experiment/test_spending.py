@@ -77,7 +77,7 @@ def test_trials_of_several_sweeps_share_what_there_is(protocol: Experiment, tmp_
     for this in done:
         execute(this)
     assert [r["trial"] for r in charges(done[0])] == [f"{t.sweep.name}/{t.folder.name}" for t in done]
-    together = BUDGET.spent(privacy.read(r["events"]) for r in charges(done[0])).epsilon
+    together = BUDGET.spent(privacy.events_from_json(r["events"]) for r in charges(done[0])).epsilon
     assert together == compose([ledger_of(t.folder).server for t in done]).epsilon(1e-5, "exact") < 7
     late = opened(replace(protocol, seed=3), tmp_path, "late")
     message = rf"PFDM trial late/{late.folder.name} would overspend .* epsilon 7 .*: epsilon 6\.\d+ is spent, and with"
@@ -147,12 +147,14 @@ def test_what_was_sent_before_there_was_a_budget_counts(protocol: Experiment, tm
     execute(first)
     results = {r["trial"].partition("/")[0]: r["whole"] for r in charges(first)}
     assert results == {"before": False, "begun": False, "first": True}
-    assert 6 < BUDGET.spent(privacy.read(r["events"]) for r in charges(first)).epsilon < 7
+    assert 6 < BUDGET.spent(privacy.events_from_json(r["events"]) for r in charges(first)).epsilon < 7
     with pytest.raises(LeaseLost, match=r"begun/\w+ is not charged to .*, which was begun meanwhile"):
         list(going)
     execute(Trial(begun.experiment, begun.sweep))  # Begun again it is charged for all its rounds, in place of the one.
     assert [r["whole"] for r in charges(first) if r["trial"].startswith("begun")] == [False, True]
-    assert 6 < BUDGET.spent({r["key"]: privacy.read(r["events"]) for r in charges(first)}.values()).epsilon < 7
+    assert (
+        6 < BUDGET.spent({r["key"]: privacy.events_from_json(r["events"]) for r in charges(first)}.values()).epsilon < 7
+    )
 
 
 def test_a_budget_is_not_begun_that_is_spent_already(protocol: Experiment, tmp_path: Path) -> None:

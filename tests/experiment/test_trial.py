@@ -122,7 +122,7 @@ def test_a_server_that_adds_no_noise_is_found_by_an_attack_on_its_model(
     tiny: Experiment, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """Under central trust, of which the ceiling of what is published is; the server itself has seen every update."""
-    monkeypatch.setattr(client_level, "noised", lambda value, **_: dict(value))
+    monkeypatch.setattr(client_level, "add_noise_to_leaves", lambda value, **_: dict(value))
     privacy = ClientPrivacy(trust="central", epsilon=1.0, clip=1000.0)
     model = DDPM(network=MLP(width=128, depth=2), timesteps=10)
     averaging = Averaging(weights="uniform", privacy=privacy)

@@ -86,7 +86,7 @@ class Walk(Method):
         release = already_private(message, event) if self.private else disclose(message, "it")
         return LocalResult({**state, "count": state["count"] + 1}, release, {"train/loss": float(client)})
 
-    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
+    def upload_spec(self, server: Params, examples: int, round_number: int) -> UploadSpec:
         return UploadSpec({"value": TensorSpec((1,), torch.float32), "client": TensorSpec((1,), torch.int64)})
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:

@@ -11,7 +11,7 @@ from toys import KEYS, mean_upload, run
 from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Round, Upload
-from raydiff.federated.sums import UploadValidator
+from raydiff.federated.upload_validator import UploadValidator
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.privacy import accountants, gaussian

@@ -22,7 +22,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed, Method, Round, Upload
 from raydiff.federated.rounds import LocalExecutor, Progress, rounds
-from raydiff.federated.sums import UploadValidator
+from raydiff.federated.upload_validator import UploadValidator
 from raydiff.methods import METHODS
 from raydiff.methods._averaging import Averaged
 from raydiff.methods.dpmerf import DPMERF
@@ -34,10 +34,10 @@ from raydiff.methods.marginals import Marginals
 from raydiff.methods.scaffold import Scaffold
 from raydiff.methods.sharedrep import SharedRep
 from raydiff.methods.sketch import Sketch
-from raydiff.models.chains import Sampling
 from raydiff.models.classifier import Classifier, LeNet
 from raydiff.models.forest import Forest
 from raydiff.models.networks import UNet
+from raydiff.models.samplers import Sampling
 from raydiff.models.training import Training
 from raydiff.papers.feddistr.latent.model import LatentModel
 from raydiff.papers.feddistr.method import FedDistr
@@ -368,7 +368,9 @@ def test_the_bytes_of_an_upload_rule_no_record_out(
     event = method.upload_event(12, 0)
     assert isinstance(event, Gaussian)
     if drawn == "in float32":
-        monkeypatch.setattr(grid, "noised", lambda signal, z, *, std: (signal.float() + std * z.float()).double())
+        monkeypatch.setattr(
+            grid, "add_noise_on_grid", lambda signal, z, *, std: (signal.float() + std * z.float()).double()
+        )
     both = [records(0), replace(records(0), images=torch.cat([records(1).images[:1], records(0).images[1:]]))]
     server = method.init_server(None, generator(0))
     states = [method.init_client({}, data, None, Round(0, generator(1))) for data in both]

@@ -152,7 +152,7 @@ def test_the_last_model_is_the_moving_average_over_rounds(method: FedAvg, cls: t
     plain, averaged = (carried(mine, "reset", clients=2, ema=ema) for ema in (0.0, 0.2))
     expected = plain[0].server
     for number in (2, 3):
-        kept, now = Training(ema=0.2).kept(number), plain[number - 1].server
+        kept, now = Training(ema=0.2).ema_weight(number), plain[number - 1].server
         expected = {k: kept * v + (1 - kept) * now[k] for k, v in expected.items()}
     assert all(torch.equal(v, averaged[1].sent[k]) for k, v in plain[1].sent.items())
     for k in averaged[-1].server:

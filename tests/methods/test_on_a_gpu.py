@@ -16,11 +16,11 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.models import training
-from raydiff.models.chains import Sampling
 from raydiff.models.compute import device
 from raydiff.models.ddpm import DDPM
 from raydiff.models.lockstep import train_all
 from raydiff.models.networks import MLP, UNet
+from raydiff.models.samplers import Sampling
 from raydiff.models.training import Task, Training
 from raydiff.privacy import private_gradient
 from raydiff.results.finished import open_finished

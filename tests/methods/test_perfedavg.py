@@ -11,7 +11,7 @@ from toys import QUADRATIC, asked, deployed_of, joined, records, run
 from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Round
-from raydiff.methods.perfedavg import Order, PerFedAvg
+from raydiff.methods.perfedavg import PerFedAvg
 from raydiff.models.ddpm import DDPM
 from raydiff.models.functional import module_of
 from raydiff.models.networks import UNet
@@ -28,7 +28,7 @@ def method(tiny: Experiment) -> PerFedAvg:
 
 
 @pytest.mark.parametrize("order", ["first", "second"])
-def test_at_inner_rate_0_it_trains_on_the_second_halves(method: PerFedAvg, order: Order) -> None:
+def test_at_inner_rate_0_it_trains_on_the_second_halves(method: PerFedAvg, order: Any) -> None:
     """A round is FedAvg's on rows 2, 3 and 4 of each batch of 5, with the same draws."""
     method = replace(method, order=order, inner_rate=0.0, local=replace(method.local, batch=5))
     server, data, model = method.model.init(generator(0)), records(0), method.model
@@ -44,7 +44,7 @@ def test_at_inner_rate_0_it_trains_on_the_second_halves(method: PerFedAvg, order
 
 
 @pytest.mark.parametrize(("order", "gradient"), [("first", -5.0), ("second", -2.5)])
-def test_a_gradient_by_hand(order: Order, gradient: float) -> None:
+def test_a_gradient_by_hand(order: Any, gradient: float) -> None:
     """From 1, curvature 2, rate 1/4: target 0 leads to 1/2, where target 3 pulls with 2 (1/2 - 3) = -5; the step's own
     derivative is 1 - 2 / 4."""
     method = PerFedAvg(order=order, inner_rate=0.25)
@@ -56,7 +56,7 @@ def test_a_gradient_by_hand(order: Order, gradient: float) -> None:
     assert loss.item() == (0.5 - 3) ** 2 and w.grad is not None and w.grad.tolist() == [gradient]
 
 
-def in_float64(order: Order) -> tuple[Any, Params]:
+def in_float64(order: Any) -> tuple[Any, Params]:
     """(the objective on one batch of 4 as a function of the parameters, parameters) of the UNet with attention."""
     method = PerFedAvg(model=ATTENTION, order=order, inner_rate=0.05)
     module_of(ATTENTION)

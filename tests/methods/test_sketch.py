@@ -14,8 +14,8 @@ from raydiff.federated.client import Client
 from raydiff.federated.method import Round
 from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.methods.sketch import Sketch
-from raydiff.models.chains import Sampling, denoise
 from raydiff.models.moments import Gaussians
+from raydiff.models.samplers import Sampling, denoise
 from raydiff.models.training import with_clipped_flag
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy import accountants

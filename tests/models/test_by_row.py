@@ -20,7 +20,7 @@ def generated() -> Case:
     model = Generator(shape=(1, 4, 4), labels=(3,))
     params = model.init(generator(0))
     rows = torch.arange(3).repeat_interleave(POINTS)
-    return model, params, model._drawn(params, rows, generator(0, "points")).view(3, POINTS, 16)
+    return model, params, model._draw(params, rows, generator(0, "points")).view(3, POINTS, 16)
 
 
 def population() -> Case:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import codes_of, images_of
-from raydiff.models.d3pm import DiscreteDiffusion, drawn
+from raydiff.models.d3pm import DiscreteDiffusion, draw_codes
 from raydiff.models.d3pm_kernel import Cosine, Linear, Sigmoid
 from raydiff.models.training import Training, fit
 from raydiff.privacy.private_gradient import per_record
@@ -48,7 +48,7 @@ def test_noised_rows_have_the_closed_forms_marginal(schedule: Any) -> None:
     model = replace(SMALL, schedule=schedule, counts=(3,))
     count = 20_000
     draws = model.draws(count, generator(0))
-    noised = model.noised(torch.full((count, 1), 2), draws)
+    noised = model.add_noise(torch.full((count, 1), 2), draws)
     for t in range(1, 5):
         here = noised[draws["t"] == t, 0]
         expected = kernel(float(model.abar[t]), 3)[2]
@@ -121,7 +121,7 @@ def test_training_recovers_a_known_distribution_of_each_label() -> None:
 def test_a_draw_is_never_a_value_of_probability_0() -> None:
     rng = generator(0)
     p = torch.tensor([0.0, 0.3, 0.0, 0.7, 0.0]).expand(50_000, 1, 5)
-    result = drawn(p, rng)[:, 0].bincount(minlength=5) / 50_000
+    result = draw_codes(p, rng)[:, 0].bincount(minlength=5) / 50_000
     assert result[[0, 2, 4]].tolist() == [0, 0, 0]
     assert abs(float(result[1]) - 0.3) < 0.01
 

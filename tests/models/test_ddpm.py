@@ -15,12 +15,12 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.picture_files import to_bytes
 from raydiff.federated.method import Deployed
-from raydiff.models import chains, compute, ddpm
-from raydiff.models.chains import Sampling, chain, denoise
+from raydiff.models import compute, ddpm, samplers
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM
 from raydiff.models.generator import Generator
 from raydiff.models.networks import MLP
+from raydiff.models.samplers import Sampling, chain, denoise
 from raydiff.models.schedules import SCHEDULES, CosineBetas, LinearBetas, ScaledLinearBetas, Schedule, alphas_bar
 from raydiff.seeding import generator
 
@@ -319,7 +319,7 @@ def test_samples_are_finite_and_within_the_bound_at_any_number_of_timesteps_and_
     labels = torch.zeros(3, 1, dtype=torch.long)
     for timesteps, prediction in itertools.product((1, 2, 5, 7, 9, 10, 16, 20, 100), get_args(ddpm.Prediction)):
         model = DDPM(schedule=schedule, timesteps=timesteps, prediction=prediction, shape=(1, 1, 2), labels=(2,))
-        for sampler, steps in itertools.product(chains.SAMPLERS, {1, 2, min(timesteps, 5)}):
+        for sampler, steps in itertools.product(samplers.SAMPLERS, {1, 2, min(timesteps, 5)}):
             samples = Sampling(sampler=sampler, steps=steps).samplers(model, model.denoiser({}))[sampler]
             largest = float(samples(labels, generator(0)).abs().max())
             assert largest < 1.1, (timesteps, prediction, sampler, steps, largest)
@@ -328,13 +328,13 @@ def test_samples_are_finite_and_within_the_bound_at_any_number_of_timesteps_and_
 def test_a_step_that_keeps_little_signal_has_the_same_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     """No chain of a preset has such a step, since they have 100 or 1000 timesteps: bits are as before."""
     ends = [alphas_bar(schedule(), T)[-1] for schedule in SCHEDULES.values() for T in (100, 1000)]
-    assert min(ends) > chains.LEAST_KEPT
+    assert min(ends) > samplers.LEAST_KEPT
     abar, x = torch.tensor([1.0, 0.9, 0.3], dtype=torch.float64), torch.randn(4, 1, 2, 2, generator=generator(0))
     for stop in (0, 1):
         arguments: Any = {"labels": torch.zeros(4, 1), "abar": abar, "start": 2, "stop": stop, "steps": 1}
         run = functools.partial(denoise, lambda x_t, *_: 0.3 * x_t, x, **arguments, sampler="ancestral", bound=1.0)
         plain = run(rng=generator(1))
-        monkeypatch.setattr(chains, "LEAST_KEPT", 1.0)
+        monkeypatch.setattr(samplers, "LEAST_KEPT", 1.0)
         torch.testing.assert_close(run(rng=generator(1)), plain)
         monkeypatch.undo()
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from raydiff.models.chains import Sampling
 from raydiff.models.classifier import CNN, Classifier, LeNet, Perceptron, ResNet18
 from raydiff.models.d3pm import DiscreteDiffusion
-from raydiff.models.d3pm_kernel import Cosine, Linear, Sigmoid
+from raydiff.models.d3pm_kernel import Linear, Sigmoid
 from raydiff.models.ddpm import DDPM
 from raydiff.models.generator import Generator
 from raydiff.models.networks import MLP, UNet
+from raydiff.models.samplers import Sampling
 from raydiff.models.training import Training
 from raydiff.papers.feddistr.latent.pretrain import Pretraining
 
@@ -58,7 +58,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (DiscreteDiffusion, {"objective": "mse"}, "objective"),
     (Linear, {"rate": 1.5}, "rate"),
     (Sigmoid, {"rate": math.inf}, "rate"),
-    (Cosine, {"offset": -0.1}, "offset"),
     (Pretraining, {"widths": (8,)}, "widths"),
     (Pretraining, {"vae_widths": ()}, "vae_widths"),
     (Pretraining, {"words": 0}, "words"),

@@ -5,20 +5,20 @@ import math
 import pytest
 import torch
 
-from raydiff.models.moments import Gaussians, estimated, packed, unpacked, without_noise
+from raydiff.models.moments import Gaussians, estimate_gaussians, pack_outer_products, remove_noise, unpack_matrix
 from raydiff.seeding import generator
 
 
 def test_packing_keeps_the_norm_and_is_undone() -> None:
     u = torch.randn(5, 7, generator=generator(0))
     matrix = u.double().T @ u.double()
-    assert packed(u).shape == (28,)
-    assert float(packed(u).norm()) == pytest.approx(float(matrix.norm()), rel=1e-12)
-    torch.testing.assert_close(unpacked(packed(u), 7), matrix)
+    assert pack_outer_products(u).shape == (28,)
+    assert float(pack_outer_products(u).norm()) == pytest.approx(float(matrix.norm()), rel=1e-12)
+    torch.testing.assert_close(unpack_matrix(pack_outer_products(u), 7), matrix)
 
 
 def noise(d: int, std: float, seed: int) -> torch.Tensor:
-    return unpacked(std * torch.randn(d * (d + 1) // 2, generator=generator(seed), dtype=torch.float64), d)
+    return unpack_matrix(std * torch.randn(d * (d + 1) // 2, generator=generator(seed), dtype=torch.float64), d)
 
 
 def test_a_spike_above_the_noise_is_found_with_its_size_and_what_is_below_is_not() -> None:
@@ -27,7 +27,7 @@ def test_a_spike_above_the_noise_is_found_with_its_size_and_what_is_below_is_not
     truth, spikes = torch.zeros(d, d, dtype=torch.float64), torch.tensor([3 * edge, 2 * edge, 0.2 * edge])
     truth[range(3), range(3)] = spikes.double()
     for seed in range(3):
-        values, vectors = without_noise(truth + noise(d, std, seed), std)
+        values, vectors = remove_noise(truth + noise(d, std, seed), std)
         result = (vectors * values) @ vectors.T
         big = values.sort(descending=True).values
         torch.testing.assert_close(big[:2].float(), spikes[:2], rtol=0.05, atol=0.0)
@@ -39,7 +39,9 @@ def test_what_is_drawn_has_the_second_moment_found_however_little_the_means_are_
     x, y = torch.randn(300, 5, generator=rng).double() + 1, torch.arange(300) % 3
     sums = torch.stack([x[y == k].sum(0) for k in range(3)])
     for std in (0.0, 50.0, 1e6):
-        means, vectors, scales = estimated(sums, x.T @ x, torch.full((3,), 100.0).double(), std=std, second_std=0.0)
+        means, vectors, scales = estimate_gaussians(
+            sums, x.T @ x, torch.full((3,), 100.0).double(), std=std, second_std=0.0
+        )
         second = (vectors * scales.square()) @ vectors.T + means.T @ means / 3
         torch.testing.assert_close(second, x.T @ x / 300, rtol=1e-6, atol=1e-8)
     assert float(means.abs().max()) < 1e-3
@@ -52,7 +54,7 @@ def test_the_best_linear_estimate_of_a_mean_is_nearer_to_it_than_the_noised_one(
     errors, raw = 0.0, 0.0
     for _ in range(5):
         sums = 50 * truth + 25.0 * torch.randn(20, 30, generator=rng)
-        means, _, _ = estimated(sums, second, n, std=25.0, second_std=0.0)
+        means, _, _ = estimate_gaussians(sums, second, n, std=25.0, second_std=0.0)
         errors += float((means - truth).square().sum())
         raw += float((sums / 50 - truth).square().sum())
     assert errors < 0.75 * raw

@@ -157,8 +157,8 @@ def test_the_moving_average_is_as_wide_as_it_says() -> None:
         training, n = Training(ema=width), 2000
         weights = torch.zeros(n, dtype=torch.float64)
         for i in range(n):
-            weights = training.kept(i + 1) * weights
-            weights[i] += 1 - training.kept(i + 1)
+            weights = training.ema_weight(i + 1) * weights
+            weights[i] += 1 - training.ema_weight(i + 1)
         steps = torch.arange(1, n + 1) / n
         spread = ((weights * steps.square()).sum() - (weights * steps).sum().square()).sqrt()
         assert (float(weights.sum()), float(spread)) == pytest.approx((1, width), abs=5e-4)

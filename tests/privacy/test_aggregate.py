@@ -13,8 +13,8 @@ from reference.gaussians import hockey_stick, of_sum
 from scipy import stats
 
 from raydiff.privacy import accountants
-from raydiff.privacy.aggregate import LARGEST, LEAST, Encoding, decode, discrete_gaussian, encode
-from raydiff.privacy.release import DiscreteGaussian, Gaussian, NonPrivate, clipped_update
+from raydiff.privacy.aggregate import LARGEST, LEAST, Encoding, decode_mean, discrete_gaussian, encode_update
+from raydiff.privacy.release import DiscreteGaussian, Gaussian, NonPrivate, clip_update
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
@@ -196,9 +196,9 @@ def round_of(
     xs: dict[int, Params], encoding: Encoding, *, noise: Callable[[int], NoiseStream], arrived: Any = None
 ) -> Params:
     """The mean that the server is shown of the clipped updates of these clients; `noise` gives each its stream."""
-    sent = [encode(clipped_update(xs[c], 1.0), encoding, noise(c)) for c in arrived or xs]
+    sent = [encode_update(clip_update(xs[c], 1.0), encoding, noise(c)) for c in arrived or xs]
     mean = {k: torch.stack([value[k].double() for value in sent]).mean(0) for k in sent[0]}
-    return decode(mean, encoding, len(sent))
+    return decode_mean(mean, encoding, len(sent))
 
 
 def variance(encoding: Encoding, *, clients: int = 3, noise: Callable[[int], NoiseStream] = stream) -> float:
@@ -236,7 +236,7 @@ def test_the_mean_is_that_of_clipped_updates_but_for_grid_and_noise() -> None:
     encoding = Encoding.of(clip=1.0, ratio=1e-4, size=11, shares=3)
     for arrived in (CLIENTS, CLIENTS[1:]):  # The first one's upload was rejected.
         mean = round_of(xs, encoding, noise=stream, arrived=arrived)
-        plain = {k: torch.stack([clipped_update(xs[c], 1.0)[k] for c in arrived]).mean(0) for k in ("a", "b")}
+        plain = {k: torch.stack([clip_update(xs[c], 1.0)[k] for c in arrived]).mean(0) for k in ("a", "b")}
         off = (8 * encoding.sigma * math.sqrt(len(arrived)) + len(arrived)) / (encoding.scale * len(arrived))
         assert off < 0.01
         for k, v in plain.items():
@@ -255,7 +255,7 @@ def test_a_sum_is_reduced_modulo_2_to_the_32_and_one_that_may_wrap_is_refused() 
     steps = torch.tensor([5, -7, 2**31 - 1])
     for turns in (-2, 1, 3):
         mean = {"w": (steps + turns * 2**32).double() / 2}
-        assert (decode(mean, encoding, 2)["w"] * 2 * encoding.scale).round().tolist() == steps.tolist()
+        assert (decode_mean(mean, encoding, 2)["w"] * 2 * encoding.scale).round().tolist() == steps.tolist()
     wide = replace(encoding, longest=2**60)
     with pytest.raises(ValueError, match=r"^the updates of 2 participants may wrap around"):
-        decode({"w": torch.zeros(3)}, wide, 2)
+        decode_mean({"w": torch.zeros(3)}, wide, 2)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.privacy import accountants, canaries, gaussian
-from raydiff.privacy.canaries import Send, one_by_one
+from raydiff.privacy.canaries import Send, release_one_by_one
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.release import Event, Gaussian, gaussian_records, gaussian_rows, gaussian_sum, gaussian_update
 from raydiff.seeding import NoiseStream, generator
@@ -39,7 +39,7 @@ class Kind:
     def audit(self, seed: int, send: Send | None = None, **options: Any) -> canaries.CanaryAudit:
         view: Send = send or (lambda x, noise: self.send(x, noise)[0])
         options = {"asks": 1, "count": COUNT, **options}
-        return canaries.audit(view, clip=CLIP, shape=self.shape, rng=generator(seed, "canaries"), **options)
+        return canaries.audit_canaries(view, clip=CLIP, shape=self.shape, rng=generator(seed, "canaries"), **options)
 
 
 def records(x: Tensor, noise: NoiseStream, *, clip: float = CLIP) -> tuple[Tensor, Event]:
@@ -50,7 +50,7 @@ def records(x: Tensor, noise: NoiseStream, *, clip: float = CLIP) -> tuple[Tenso
 
 def each(one: Callable[[Tensor, NoiseStream], tuple[Tensor, Event]]) -> Callable[..., tuple[Tensor, Event]]:
     def every(x: Tensor, noise: NoiseStream) -> tuple[Tensor, Event]:
-        return one_by_one(lambda a, z: one(a, z)[0])(x, noise), one(x[0], noise)[1]
+        return release_one_by_one(lambda a, z: one(a, z)[0])(x, noise), one(x[0], noise)[1]
 
     return every
 
@@ -162,7 +162,7 @@ def test_the_bound_covers_the_true_mu_and_comes_close_to_it() -> None:
     rng = generator(1)
 
     def mu_low(count: int) -> float:
-        return canaries.bound(*(torch.randn(count, generator=rng) + mean for mean in (0.65, -0.65))).mu_low
+        return canaries.bound_errors(*(torch.randn(count, generator=rng) + mean for mean in (0.65, -0.65))).mu_low
 
     assert sum(mu_low(100) > 1.3 for _ in range(200)) / 200 <= 0.05
     assert 1.27 < mu_low(200_000) < 1.3
@@ -171,7 +171,7 @@ def test_the_bound_covers_the_true_mu_and_comes_close_to_it() -> None:
 def test_the_limits_are_clopper_and_pearsons() -> None:
     """By hand: at threshold 0 one of 10 is missed and 2 of 10 are taken. Any other threshold would do better."""
     inside, outside = torch.tensor([3.0] * 9 + [-2.0]), torch.tensor([-3.0] * 8 + [2.0] * 2)
-    audit = canaries.bound(inside, outside, confidence=0.9)
+    audit = canaries.bound_errors(inside, outside, confidence=0.9)
     assert audit.rates == (0.1, 0.2)
     limits = beta.ppf(0.95, 2, 9), beta.ppf(0.95, 3, 8)
     by_hand = norm.ppf(1 - limits[1]) - norm.ppf(limits[0])
@@ -195,4 +195,4 @@ def test_weakened_noise_is_the_real_one_times_its_factor() -> None:
 @pytest.mark.parametrize(("scores", "says"), [([1.0] * 3, "at least 8 canaries"), ([math.nan] * 9, "finite")])
 def test_bad_scores_are_refused(scores: list[float], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        canaries.bound(torch.tensor(scores), torch.zeros(9))
+        canaries.bound_errors(torch.tensor(scores), torch.zeros(9))

@@ -19,7 +19,7 @@ from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training
 from raydiff.privacy import ghost_clipping as layers, private_gradient
 from raydiff.privacy.ghost_clipping import Outer
-from raydiff.privacy.private_gradient import Mechanism, PrivateGradient, clipped_sum
+from raydiff.privacy.private_gradient import Mechanism, PrivateGradient, sum_clipped
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
@@ -51,19 +51,19 @@ def norms(gradients: Any) -> Tensor:
 def test_norms_and_clipped_sums_are_those_of_gradients_that_are_built(model: DDPM) -> None:
     params, batch, draws = inputs(model)
     built, losses = private_gradient.per_record(model.loss, params, batch, draws)
-    ghosts, loss = layers.per_record(model.loss, params, batch, draws)
+    ghosts, loss = layers.gradient_factors(model.loss, params, batch, draws)
     assert ghosts.keys() == built.keys() and any(isinstance(v, Outer) for v in ghosts.values())
     torch.testing.assert_close(loss, losses.sum(), rtol=1e-5, atol=0)
     lengths = norms(built)
     torch.testing.assert_close(norms(ghosts), lengths, rtol=1e-5, atol=0)
     for clip in (float(lengths.min()) / 2, float(lengths.median()), 2 * float(lengths.max())):
-        torch.testing.assert_close(clipped_sum(ghosts, clip), clipped_sum(built, clip), rtol=1e-4, atol=1e-6 * clip)
+        torch.testing.assert_close(sum_clipped(ghosts, clip), sum_clipped(built, clip), rtol=1e-4, atol=1e-6 * clip)
 
 
 def of_record(i: int, model: DDPM, params: Params, batch: tuple[Tensor, Tensor], draws: Params, clip: float) -> Params:
     """What record i adds to the sum by itself."""
     one, drawn = tuple(v[i : i + 1] for v in batch), {k: v[i : i + 1] for k, v in draws.items()}
-    return clipped_sum(layers.per_record(model.loss, params, one, drawn)[0], clip)  # type: ignore[arg-type]
+    return sum_clipped(layers.gradient_factors(model.loss, params, one, drawn)[0], clip)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=["epsilon", "v", "unconditional"])
@@ -71,7 +71,7 @@ def test_no_record_changes_another_s_gradient(model: DDPM) -> None:
     """The sum over all is that of each alone, though one of them is a hundred times as large."""
     params, (images, labels), draws = inputs(model)
     batch = torch.cat([100 * images[:1], images[1:]]), labels
-    whole = clipped_sum(layers.per_record(model.loss, params, batch, draws)[0], 0.1)
+    whole = sum_clipped(layers.gradient_factors(model.loss, params, batch, draws)[0], 0.1)
     alone = [of_record(i, model, params, batch, draws, 0.1) for i in range(COUNT)]
     for name, v in whole.items():
         torch.testing.assert_close(v, torch.stack([one[name] for one in alone]).sum(0), rtol=1e-4, atol=1e-6)
@@ -87,7 +87,7 @@ def test_no_record_adds_more_than_the_clip_norm(size: float) -> None:
 
 def test_a_factor_that_is_not_finite_counts_as_none() -> None:
     left, right = torch.tensor([[1.0, 0.0], [math.inf, 1.0], [0.0, 1.0]]), torch.tensor([[2.0], [0.0], [math.nan]])
-    sent = clipped_sum({"w": Outer(left, right), "b": torch.ones(3, 1)}, 100.0)
+    sent = sum_clipped({"w": Outer(left, right), "b": torch.ones(3, 1)}, 100.0)
     expected = {"w": torch.tensor([[2.0], [0.0]]), "b": torch.tensor([1.0])}
     torch.testing.assert_close(sent, {k: v.double() for k, v in expected.items()})
 
@@ -133,7 +133,7 @@ def test_other_uses_of_a_parameter_are_refused(network: Any, says: str) -> None:
         return out.mean()
 
     with pytest.raises(TypeError, match=says):
-        layers.per_record(loss, {"w": torch.eye(4).requires_grad_()}, (torch.ones(2, 4), torch.ones(2, 0)), {})
+        layers.gradient_factors(loss, {"w": torch.eye(4).requires_grad_()}, (torch.ones(2, 4), torch.ones(2, 0)), {})
 
 
 def test_a_norm_without_parameters_is_no_layer() -> None:
@@ -141,7 +141,7 @@ def test_a_norm_without_parameters_is_no_layer() -> None:
         return F.linear(F.layer_norm(batch[0], (3,)), theta["w"]).square().mean()
 
     theta, batch = {"w": torch.ones(2, 3, requires_grad=True)}, (torch.arange(6.0).view(2, 3), torch.zeros(2, 0))
-    assert layers.per_record(loss, theta, batch, {})[0]["w"].norms().shape == (2,)  # type: ignore[union-attr]
+    assert layers.gradient_factors(loss, theta, batch, {})[0]["w"].norms().shape == (2,)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("network", "by_layers"), [(NETWORK, True), (UNet(widths=(8, 8)), False)])

@@ -37,7 +37,7 @@ def test_a_step_is_the_power_of_two_below_a_64th_of_the_noise(std: float) -> Non
 @pytest.mark.parametrize("std", [-1.0, math.inf, math.nan, 1e-300])
 def test_noise_that_has_no_grid_is_refused(std: float) -> None:
     with pytest.raises(ValueError, match="standard deviation"):
-        grid.noised(torch.zeros(2), torch.zeros(2, dtype=torch.float64), std=std)
+        grid.add_noise_on_grid(torch.zeros(2), torch.zeros(2, dtype=torch.float64), std=std)
 
 
 @given(st.floats(-1e9, 1e9), STDS, st.floats(-9, 9))
@@ -45,7 +45,7 @@ def test_a_release_is_the_exact_sum_rounded_once(signal: float, std: float, z: f
     """Against rational numbers: the step next to signal + std z, whatever their sizes, and no other."""
     step = Fraction(grid.step_of(std))
     one = torch.tensor([signal], dtype=torch.float64)
-    released = float(grid.noised(one, torch.tensor([z], dtype=torch.float64), std=std))
+    released = float(grid.add_noise_on_grid(one, torch.tensor([z], dtype=torch.float64), std=std))
     steps = Fraction(released) / step
     exact = (Fraction(signal) + Fraction(std) * Fraction(z)) / step
     if abs(Fraction(signal)) < step * 2**50:  # Beyond, float64 has no room for a step beside the signal.
@@ -104,7 +104,7 @@ def test_every_cell_has_the_rounded_gaussian_s_probability(std: float, remainder
 
     def steps(bits: int) -> float:  # 63 bits, and a negative sign
         draw = of_words([bits + 2**63], iter([2**63]))
-        return float(grid.noised(signal, draw, std=std)) / step
+        return float(grid.add_noise_on_grid(signal, draw, std=std)) / step
 
     def first(cell: int) -> int:  # the least bits of that cell or above
         low, high = 0, 2**63 - 1
@@ -130,7 +130,7 @@ def test_released_steps_have_the_law_of_the_rounded_gaussian() -> None:
     expected = np.diff(norm.cdf((cells * step - signal) / std), prepend=0, append=1) * draws
 
     def p_value(z: torch.Tensor) -> float:
-        released = grid.noised(torch.full_like(z, signal), z, std=std).numpy() / step
+        released = grid.add_noise_on_grid(torch.full_like(z, signal), z, std=std).numpy() / step
         return float(chisquare(np.bincount(np.searchsorted(cells, released), minlength=62), expected).pvalue)
 
     assert p_value(z) > 1e-6 and p_value(0.98 * z) < 1e-6

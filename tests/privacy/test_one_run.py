@@ -200,7 +200,7 @@ def test_noise_at_seven_tenths_is_flagged_by_the_canaries_as_separate_releases()
 
 def fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Break what production computes the gradients of an MLP by."""
-    norms, weighted, clipped = Outer.norms, Outer.weighted, private_gradient.clipped_sum
+    norms, weighted, clipped = Outer.norms, Outer.weighted, private_gradient.sum_clipped
     outer: dict[str, tuple[str, Any]] = {
         "half the norms": ("norms", lambda self: norms(self) / 2),
         "norms of one factor": ("norms", lambda self: tree.norms(self.right)),
@@ -217,7 +217,7 @@ def fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         out[name] = whole.weighted(ones) if isinstance(whole, Outer) else whole.sum(0)
         return out
 
-    monkeypatch.setattr(private_gradient, "clipped_sum", unclipped)
+    monkeypatch.setattr(private_gradient, "sum_clipped", unclipped)
 
 
 FAULTS = ["half the norms", "norms of one factor", "sums doubled", "no factors", *one_run.KINDS]
@@ -238,7 +238,7 @@ def test_the_canaries_gradients_are_the_same_by_layers_and_record_by_record() ->
     images, labels = pulls.records(torch.ones(300).bool(), clip=CLIP)
     batch, theta = (images, labels), {k: v.requires_grad_() for k, v in pulls.init(generator(0)).items()}
     each, _ = private_gradient.per_record(pulls.loss, theta, batch, {"none": torch.zeros(300, 1)})
-    fast, _ = layers.per_record(pulls.loss, theta, batch, {"none": torch.zeros(300, 1)})
+    fast, _ = layers.gradient_factors(pulls.loss, theta, batch, {"none": torch.zeros(300, 1)})
     for name, slow in each.items():
         quick = fast[name]
         if isinstance(quick, Outer):
@@ -254,7 +254,7 @@ def test_a_forgotten_clip_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
     def unclipped(gradients: dict[str, Tensor], clip: float) -> dict[str, Tensor]:
         return {k: v.sum(0) for k, v in gradients.items()}
 
-    monkeypatch.setattr(private_gradient, "clipped_sum", unclipped)
+    monkeypatch.setattr(private_gradient, "sum_clipped", unclipped)
     audit, events = run(0, by_layers=False)
     assert audit.flags(events) and audit.right > 195
 

@@ -22,11 +22,11 @@ def check(values: Mapping[str, float], *, unlike: float = 0.0) -> None:
 
 
 def of_ledger(ledger: Ledger) -> dict[str, float]:
-    return columns(ceilings.of_ledger(PrivacyOdometer(ledger)))
+    return columns(ceilings.ledger_ceilings(PrivacyOdometer(ledger)))
 
 
 def rates(ledger: Ledger) -> dict[str, float]:
-    return columns(ceilings.rates(PrivacyOdometer(ledger)))
+    return columns(ceilings.rate_ceilings(PrivacyOdometer(ledger)))
 
 
 def test_the_ceilings_of_sampled_noise_are_those_of_all_its_steps() -> None:

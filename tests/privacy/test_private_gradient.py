@@ -28,10 +28,10 @@ from raydiff.privacy.private_gradient import (
     Mechanism,
     PrivateGradient,
     StepBudget,
-    clipped_sum,
     event_of,
     noise_multiplier_for,
     per_record,
+    sum_clipped,
 )
 from raydiff.privacy.release import ROUNDING, Gaussian
 from raydiff.seeding import NoiseStream, generator
@@ -234,13 +234,13 @@ def each_draw_as_a_record(*, divided: bool) -> Make:
 
     class Each(PrivateGradient):
         def _clipped_sum(self, theta: Params, rows: list[int]) -> tuple[Params, Tensor]:
-            of, whole = self.mechanism, self._drawn
+            of, whole = self.mechanism, self._draw
             total = {k: torch.zeros_like(v) for k, v in theta.items()}
             for k in range(of.multiplicity):
-                self._drawn = lambda rows, k=k: {n: v[:, k : k + 1] for n, v in whole(rows).items()}  # type: ignore
+                self._draw = lambda rows, k=k: {n: v[:, k : k + 1] for n, v in whole(rows).items()}  # type: ignore
                 one, loss = super()._clipped_sum(theta, rows)
                 total = {n: total[n] + v / (of.multiplicity if divided else 1) for n, v in one.items()}
-            self._drawn = whole  # type: ignore[method-assign]
+            self._draw = whole  # type: ignore[method-assign]
             return total, loss
 
     return Each
@@ -443,7 +443,7 @@ def test_no_clipped_gradient_exceeds_the_clip_norm(
     shapes = {"matrix": (1, size, 2), "vector": (1, size), "scalar": (1,)}
     kind = torch.ones if flat else lambda *s: torch.randn(*s, generator=rng)
     gradients = {k: kind(*shape) * 10.0**magnitude for k, shape in shapes.items()}
-    sent = clipped_sum(gradients, clip)
+    sent = sum_clipped(gradients, clip)
     before, after = length(gradients), length(sent)
     assert after <= clip
     assert after == pytest.approx(min(before, clip), rel=2e-5)
@@ -455,15 +455,15 @@ def test_no_clipped_gradient_exceeds_the_clip_norm(
 def test_a_million_equal_entries_are_clipped_too() -> None:
     gradients = {"w": torch.full((1, 1_000_000), 0.1)}
     assert float(torch.linalg.vector_norm(gradients["w"], dim=1)) != pytest.approx(100.0, rel=1e-4)  # why not this
-    assert 1.0 - 2e-5 < length(clipped_sum(gradients, 1.0)) <= 1.0
+    assert 1.0 - 2e-5 < length(sum_clipped(gradients, 1.0)) <= 1.0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_gradient_that_clipping_does_not_bound_counts_as_none(bad: float) -> None:
     gradients = {"a": torch.tensor([[bad, 1.0], [0.1, 0.2]]), "b": torch.tensor([5.0, 0.3])}
     kept = {"a": torch.tensor([0.1, 0.2]).double(), "b": torch.tensor(0.3).double()}
-    torch.testing.assert_close(clipped_sum(gradients, 1.0), kept)
-    alone = clipped_sum({"a": torch.tensor([[bad]])}, 1.0)
+    torch.testing.assert_close(sum_clipped(gradients, 1.0), kept)
+    alone = sum_clipped({"a": torch.tensor([[bad]])}, 1.0)
     assert alone["a"].tolist() == [0.0]
 
 
@@ -473,7 +473,7 @@ def test_a_sum_is_rounded_by_less_than_the_clip_leaves_free(built: bool) -> None
     rng, clip = generator(0), 1.5
     left, right = torch.randn(300, 3, generator=rng), torch.randn(300, 4, generator=rng).abs()
     gradients = left[:, :, None] * right[:, None] if built else Outer(left, right)
-    sent = clipped_sum({"w": gradients}, clip)["w"]
+    sent = sum_clipped({"w": gradients}, clip)["w"]
     if isinstance(gradients, Outer):
         exact = left.numpy().astype(np.longdouble)[:, :, None] * right.numpy()[:, None]
     else:
@@ -491,7 +491,7 @@ def test_pieces_are_added_without_rounding_that_shows(monkeypatch: pytest.Monkey
 
 def test_a_gradient_at_the_end_of_float32_is_clipped() -> None:
     gradients = {"w": torch.full((1, 100_000), 3e38), "b": torch.tensor([3e38])}
-    assert 0 < length(clipped_sum(gradients, 1e-3)) <= 1e-3
+    assert 0 < length(sum_clipped(gradients, 1e-3)) <= 1e-3
 
 
 # --- the sample --------------------------------------------------------------------------------------------
@@ -518,7 +518,7 @@ def test_equal_records_have_draws_of_their_own() -> None:
     for build, draws in ((PrivateGradient, 20), (ByRecordAlone, 1)):
         gradient = make(build, data=equal, batch=20, draws=strengths(), max_grad_norm=100.0)
         keys = gradient._keys(list(range(20)))
-        assert len({float(v) for v in gradient._drawn(keys)["strength"]}) == draws
+        assert len({float(v) for v in gradient._draw(keys)["strength"]}) == draws
 
 
 def test_whoever_knows_the_seed_tells_no_more_than_the_ledger_allows() -> None:

@@ -23,9 +23,9 @@ from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.methods._averaging import Averaging, ClientPrivacy
 from raydiff.methods.fedavg import FedAvg
-from raydiff.models.chains import Sampling
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
+from raydiff.models.samplers import Sampling
 from raydiff.models.training import Training
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy.filters import Budget

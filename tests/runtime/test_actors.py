@@ -19,15 +19,15 @@ from raydiff.experiment.config import Experiment, Numerics, Runtime
 from raydiff.experiment.trial import Trial
 from raydiff.federated.client import Failed
 from raydiff.federated.rounds import rounds
-from raydiff.federated.sums import UploadValidator
+from raydiff.federated.upload_validator import UploadValidator
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.scaffold import Scaffold
-from raydiff.models.chains import Sampling
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
+from raydiff.models.samplers import Sampling
 from raydiff.models.training import Training
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.papers.spire.method import SPIRE

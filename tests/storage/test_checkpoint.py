@@ -13,9 +13,9 @@ import torch
 
 from raydiff import tree
 from raydiff.formats.json_files import parse_sealed
-from raydiff.models.chains import Sampling
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
+from raydiff.models.samplers import Sampling
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian, NonPrivate, Nothing, Release, already_private, disclose, nothing
 from raydiff.storage.atomic_files import LeaseLost, write_bytes, write_text

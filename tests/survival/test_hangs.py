@@ -23,9 +23,9 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial
 from raydiff.methods.fedavg import FedAvg
-from raydiff.models.chains import Sampling, denoise
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
+from raydiff.models.samplers import Sampling, denoise
 from raydiff.models.training import Training, fit
 from raydiff.runtime import device_faults, worker_deaths
 from raydiff.runtime.actors import RayExecutor, start_workers

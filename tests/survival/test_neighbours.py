@@ -13,7 +13,7 @@ pytestmark = pytest.mark.survival
 INSIDE = """
 import gc, os, subprocess, sys
 from raydiff import process
-process.begin()
+process.prepare_process()
 import ray
 from ray._private.worker import global_worker
 from raydiff.runtime.cluster import join_cluster

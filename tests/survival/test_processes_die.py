@@ -16,7 +16,7 @@ from toys import mean_upload
 from raydiff import tree
 from raydiff.experiment import trial
 from raydiff.federated.method import Upload
-from raydiff.federated.sums import UploadValidator
+from raydiff.federated.upload_validator import UploadValidator
 from raydiff.privacy.release import already_private
 from raydiff.results.finished import open_finished
 from raydiff.runtime import tuner

@@ -34,11 +34,11 @@ class PublicOnly(Evolution):
         """Nothing is sent."""
         return LocalResult(state, nothing())
 
-    def upload_event(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, round_number: int) -> Event:
         """Nothing is spent."""
         return Nothing()
 
-    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
+    def upload_spec(self, server: Params, examples: int, round_number: int) -> UploadSpec:
         """Nothing is expected."""
         return UploadSpec()
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from raydiff.models.chains import Sampling
 from raydiff.models.compute import compute_with, device
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
+from raydiff.models.samplers import Sampling
 from raydiff.models.training import ON_STEP, Task, Training
 from raydiff.seeding import generator
 
@@ -216,7 +216,7 @@ def latent() -> None:
     plan = pretrain.Pretraining(steps=2 * steps, vae_steps=2 * steps, batch=64 if GPU else 4)
     made = pretrain.pretrain(images, labels, training=plan, rng=generator(0), say=say)
     folder = Path(sys.argv[2] if len(sys.argv) > 2 else "/tmp/raydiff-figures-latent")
-    pretrain.save(made, folder, images=images, card={})
+    pretrain.save_pretrained(made, folder, images=images, card={})
     model = load(str(folder))
     latents = model.encode(images)
     groups = inversion.cluster(latents, labels[:, 0], count=2, least=2, fewer=True, rng=generator(1))

@@ -28,7 +28,7 @@ from raydiff.experiment import overrides
 from raydiff.experiment.overrides import short
 from raydiff.models.d3pm_kernel import CATEGORY_SCHEDULES, checked_alpha, schedule_named
 from raydiff.papers.discrete.audit_results import FILES, AuditResults
-from raydiff.papers.discrete.bound import Audit, ReleasedRows, audit
+from raydiff.papers.discrete.bound import Audit, ReleasedRows, audit_rows
 from raydiff.papers.discrete.kernel import Kernel
 from raydiff.papers.discrete.summary import QUANTILES, REMOVED, Summary, removals
 from raydiff.runtime import sweep_folder
@@ -76,8 +76,8 @@ class AuditOptions(StorageOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Read, audit, print, save."""
-    options, table = parsed(argv)
-    results = audited(options, table)
+    options, table = parse_arguments(argv)
+    results = audit_table(options, table)
     print(results.save(options.out, with_records=True))
     print(f"\nfiles in {options.out}: {', '.join(FILES)}")
     if options.log or options.log_confidential:
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def parsed(argv: Sequence[str]) -> tuple[AuditOptions, RawTable]:
+def parse_arguments(argv: Sequence[str]) -> tuple[AuditOptions, RawTable]:
     """The options, and the table: --exclude and the like, or --data.exclude as a trial names it."""
     words = [re.sub(r"^--data\.(labels(?=$|=))?", lambda m: "--label" if m[1] else "--", word) for word in argv]
     options, fields = parse_known(AuditOptions, words, __doc__, RawTable())
@@ -96,7 +96,7 @@ def parsed(argv: Sequence[str]) -> tuple[AuditOptions, RawTable]:
     return options, table
 
 
-def audited(options: AuditOptions, config: RawTable) -> AuditResults:
+def audit_table(options: AuditOptions, config: RawTable) -> AuditResults:
     """Read the table and bound every record, before and after removals."""
     encoded = read(config)
     labels = None if options.unconditional or encoded.labels is None else encoded.labels.numpy()
@@ -106,7 +106,7 @@ def audited(options: AuditOptions, config: RawTable) -> AuditResults:
     counts = _rows(options.release, label)
     release = ReleasedRows(kernel=kernel, epsilon=options.epsilon, step=options.release_step, **counts)
     codes = encoded.codes.numpy()
-    result = audit(codes, release, labels=labels)
+    result = audit_rows(codes, release, labels=labels)
     setting = (
         f"{encoded.says}: {len(codes)} records, {len(encoded.columns)} columns, k = {encoded.k}",
         *encoded.notes,

@@ -13,7 +13,7 @@ from raydiff.formats.json_files import dumps
 from raydiff.formats.plots import panels
 from raydiff.papers.discrete.bound import Audit, ReleasedRows, caveats
 from raydiff.papers.discrete.kernel import Ints
-from raydiff.papers.discrete.summary import QUANTILES, REMOVED, Removal, Summary, most_exposed, shown, summarize
+from raydiff.papers.discrete.summary import QUANTILES, REMOVED, Removal, Summary, format_bound, most_exposed, summarize
 
 FILES = ("report.txt", "records.parquet", "removals.json", "audit.png")
 EXPOSED = 10
@@ -82,20 +82,23 @@ class AuditResults:
             for code, name in enumerate(label.categories):
                 part = summarize(delta[self.labels == code])
                 median = part.quantiles[QUANTILES.index(0.5)]
-                lines.append(f"  {name}: {part.records} records, median {shown(median)}, largest {shown(part.largest)}")
+                lines.append(
+                    f"  {name}: {part.records} records, median {format_bound(median)}, "
+                    f"largest {format_bound(part.largest)}"
+                )
         lines.append("most exposed (row of the file, 0 below the header):")
         for record in records.iloc[most_exposed(delta)[:EXPOSED]].to_dict("records"):
             of_label = f" of its {label.name}" if label is not None and record["alone_in"] != label.name else ""
             reason = f"  no other record{of_label} has its {record['alone_in']}" if record["alone_in"] else ""
-            lines.append(f"  row {record['row']}: {shown(record['delta'])}{reason}")
+            lines.append(f"  row {record['row']}: {format_bound(record['delta'])}{reason}")
         return lines
 
 
 def _summary_lines(whole: Summary, removals: Sequence[Removal]) -> list[str]:
     """Lines without a number of a single record or label."""
-    quantiles = (f"{q:.0%} {shown(value)}" for q, value in zip(QUANTILES, whole.quantiles, strict=True))
+    quantiles = (f"{q:.0%} {format_bound(value)}" for q, value in zip(QUANTILES, whole.quantiles, strict=True))
     lines = [
-        f"delta: largest {shown(whole.largest)}, mean {shown(whole.mean)}"
+        f"delta: largest {format_bound(whole.largest)}, mean {format_bound(whole.mean)}"
         + (" of the finite" if whole.infinite else ""),
         f"quantiles: {', '.join(quantiles)}",
         f"vacuous (1 or more): {whole.vacuous} of {whole.records}, {whole.infinite} of them infinite",
@@ -103,7 +106,7 @@ def _summary_lines(whole: Summary, removals: Sequence[Removal]) -> list[str]:
     lines += ["", f"after removing the most exposed ({REMOVED}):"] if removals else []
     for removal in removals:
         left = removal.left
-        numbers = f"largest {shown(left.largest)}, mean {shown(left.mean)}, vacuous {left.vacuous}"
+        numbers = f"largest {format_bound(left.largest)}, mean {format_bound(left.mean)}, vacuous {left.vacuous}"
         lines.append(f"  {removal.share:.1%}: {numbers}")
     return lines
 

@@ -29,7 +29,7 @@ Rows = tuple[Tensor, Tensor]
 """Codes (N, n) int64 and labels (N,) int64."""
 
 
-def attack(synthetic: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Generator) -> list[Metric]:
+def attack_rows(synthetic: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Generator) -> list[Metric]:
     """Train on synthetic rows, then call the m records members whose true label the classifier is surest of.
 
     ACCURACY is the precision of these calls, which equals their recall, with Wilson's 95 % interval (1927) for these
@@ -63,7 +63,7 @@ def of_rows(drawn: Drawn) -> list[Metric]:
     others = targets.in_proportion(drawn.reference, drawn.client_records.labels[:, 0])
     members, nonmembers = ((codes_of(r.images), r.labels[:, 0]) for r in (drawn.client_records, others))
     synthetic = codes_of(drawn.images), drawn.labels[:, 0]
-    return attack(synthetic, members=members, nonmembers=nonmembers, rng=drawn.rng)
+    return attack_rows(synthetic, members=members, nonmembers=nonmembers, rng=drawn.rng)
 
 
 def confidence(synthetic: Rows, records: Rows, rng: torch.Generator) -> Tensor:

@@ -137,7 +137,7 @@ class Audit:
         return values[self.index]
 
 
-def audit(table: Ints, release: ReleasedRows, *, labels: Ints | None = None, records: Ints | None = None) -> Audit:
+def audit_rows(table: Ints, release: ReleasedRows, *, labels: Ints | None = None, records: Ints | None = None) -> Audit:
     """Theorem 1 for the row numbers `records` (None: all) of a table (s + 1, n) of categories 0 .. k - 1.
 
     `labels` (s + 1,) int64 are the conditions of the model; None: unconditional, all rows are one group. Raises

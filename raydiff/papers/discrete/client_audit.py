@@ -26,40 +26,42 @@ from raydiff.data.records import Records, codes_of, join_records, label_rows
 from raydiff.evaluation.evaluation_settings import RowAudit
 from raydiff.formats.metric_records import Metric
 from raydiff.models.d3pm import DiscreteDiffusion
-from raydiff.papers.discrete.bound import ReleasedRows, audit
+from raydiff.papers.discrete.bound import ReleasedRows, audit_rows
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
 from raydiff.papers.discrete.summary import removal_order, summarize
 
 
-def bounds(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Floats:
+def bound_records(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Floats:
     """delta of each record, (N,). Raises ValueError for fewer than two."""
     kernel = Kernel(alpha=model.schedule.alpha(model.steps).tolist(), categories=model.k)
     release = ReleasedRows(
         kernel=kernel, epsilon=config.epsilon, samples=config.samples, step=model.release, condition=config.condition
     )
     labels = label_rows(records.labels[:, : len(model.labels)], model.labels).numpy()
-    result = audit(codes_of(records.images).numpy(), release, labels=labels)
+    result = audit_rows(codes_of(records.images).numpy(), release, labels=labels)
     return result.of_records(result.delta)
 
 
-def kept(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Tensor:
+def select_records(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Tensor:
     """Positions of the records that are trained on, ascending. Raises ValueError where fewer than two are left."""
 
     def of_part(rest: Ints) -> Floats:
-        return bounds(config, records.select(torch.from_numpy(rest)), model)
+        return bound_records(config, records.select(torch.from_numpy(rest)), model)
 
     out = removal_order(of_part, len(records), round(config.remove * len(records)), batch=config.batch)
     return torch.from_numpy(np.delete(np.arange(len(records)), out))
 
 
-def measured(config: RowAudit, tables: Sequence[Records], model: DiscreteDiffusion, *, together: bool) -> list[Metric]:
+def measure_bounds(
+    config: RowAudit, tables: Sequence[Records], model: DiscreteDiffusion, *, together: bool
+) -> list[Metric]:
     """A summary of the bounds of all clients' records: `pdp/union/` where the tables are one, else `pdp/own/`.
 
     `mean` is over the finite bounds, `vacuous_share` the fraction of records with a bound of 1 or more.
     """
     if together:
         tables = [join_records(tables)]
-    summary = summarize(np.concatenate([bounds(config, table, model) for table in tables]))
+    summary = summarize(np.concatenate([bound_records(config, table, model) for table in tables]))
     scope = f"pdp/{'union' if together else 'own'}"
     return [
         Metric(name=f"{scope}/largest", value=summary.largest),

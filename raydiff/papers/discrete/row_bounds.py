@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from raydiff.papers.discrete.summary import shown
+from raydiff.papers.discrete.summary import format_bound
 from raydiff.report import html
 from raydiff.report.load import column
 from raydiff.report.sweep_view import SweepView
@@ -28,5 +28,5 @@ def show_row_bounds(sweep: SweepView) -> str:
     if table.empty:
         return ""
     table["bound of 1 or more: says nothing"] = (table["records"] * table.pop("vacuous_share")).round().astype(int)
-    table["largest bound on delta"] = table.pop("largest").map(shown)
+    table["largest bound on delta"] = table.pop("largest").map(format_bound)
     return html.table(table.astype({"records": int})) + html.paragraph(NOTE, note=True)

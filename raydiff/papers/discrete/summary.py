@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raydiff.papers.discrete.bound import ReleasedRows, audit
+from raydiff.papers.discrete.bound import ReleasedRows, audit_rows
 from raydiff.papers.discrete.kernel import Floats, Ints
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -55,7 +55,7 @@ def summarize(delta: Floats) -> Summary:
     )
 
 
-def shown(delta: float) -> str:
+def format_bound(delta: float) -> str:
     """A bound for people: from 1 on it says nothing, however large it is."""
     return f"{delta:.3g}" if delta < 1 else "1 or more"
 
@@ -87,13 +87,13 @@ def removal_order(bounds: Callable[[Ints], Floats], records: int, count: int, *,
 def removals(
     table: Ints, release: ReleasedRows, fractions: Sequence[float], *, batch: float, labels: Ints | None = None
 ) -> list[Removal]:
-    """Audit what is left after each fraction of the records is removed in `removal_order`; `labels` as in `audit`.
+    """Audit what is left after each fraction of the records is removed in `removal_order`; `labels` as in `audit_rows`.
 
     Raises ValueError for a fraction that leaves fewer than two records.
     """
 
     def bounds(rest: Ints) -> Floats:
-        result = audit(table[rest], release, labels=None if labels is None else labels[rest])
+        result = audit_rows(table[rest], release, labels=None if labels is None else labels[rest])
         return result.of_records(result.delta)
 
     counts = [round(fraction * len(table)) for fraction in fractions]

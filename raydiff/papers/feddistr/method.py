@@ -138,7 +138,7 @@ class FedDistr(Method):
         if public is None or not len(public):
             raise ValueError("threshold must be set where there are no public records: data.public is 0")
         model = self.model.load()
-        halves = prompt_pool.halves(public.labels[:, 0], rng)
+        halves = prompt_pool.split_classes(public.labels[:, 0], rng)
         one, other = [self._prompts(model, public.select(rows), rng)[0] for rows in halves]
         threshold, same, different = prompt_pool.threshold_between(one, other)
         norm = float((one.vectors - model.start).norm(dim=1).median())
@@ -183,7 +183,7 @@ class FedDistr(Method):
         public = {"label": labels[rows]}
         return gaussian_rows(offsets[rows], clip=self.clip, std=std, noise=rnd.noise, public=public)
 
-    def upload_event(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, round_number: int) -> Event:
         """The budget is spent on a client's vectors together, however many they are."""
         if self.epsilon is None:
             return NonPrivate(UNPROTECTED[self.upload])
@@ -198,7 +198,7 @@ class FedDistr(Method):
         assert self.clip is not None
         return 2 * self.clip * math.sqrt(vectors) / accountants.mu_for(self.epsilon, self.delta)
 
-    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
+    def upload_spec(self, server: Params, examples: int, round_number: int) -> UploadSpec:
         """Vectors with their labels, and counts or as many for each label; or a latent and a label for each record."""
         model = self.model.load()
         labels = (range(self.model.labels[0]),)
@@ -223,7 +223,7 @@ class FedDistr(Method):
             metrics = Metrics()
         else:
             pool, metrics = self._aligned(model, server, uploads)
-            rows = prompt_pool.in_proportion(pool.prompts.counts, self.images)
+            rows = prompt_pool.repeat_rows(pool.prompts.counts, self.images)
             images = self._pictures(model, pool.prompts.vectors[rows], rnd.rng)
             labels = pool.prompts.labels[rows]
             after = {**server, **tree.prefixed("pool", pool.to_params())}
@@ -262,7 +262,7 @@ class FedDistr(Method):
         target = Target(prompt_pool.denoisers(model, prompts, self.model.labels[0]), model.abar, encode=model.encode)
 
         def sample(labels: Tensor, rng: torch.Generator) -> Tensor:
-            return self._pictures(model, prompt_pool.drawn(model, prompts, labels, rng), rng)
+            return self._pictures(model, prompt_pool.draw_prompts(model, prompts, labels, rng), rng)
 
         about = "pictures from the pool of prompts"
         return Deployed({"ddim": sample}, classify=classify, about=about, targets={"pool": target})
@@ -271,4 +271,4 @@ class FedDistr(Method):
         """The pool with its provenance: which client's prompts each of its rows stands for."""
         if self.upload == "latents":
             return {}
-        return {"pool": prompt_pool.table(PromptPool.from_params(tree.under("pool", server)))}
+        return {"pool": prompt_pool.pool_table(PromptPool.from_params(tree.under("pool", server)))}

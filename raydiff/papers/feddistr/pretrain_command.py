@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
 def _train(plan: Plan, dataset: Dataset, out: Path) -> Pretrained:
     """Train on the public records that are in no other split, and save."""
     public = dataset.splits["public"]
-    kept = pretrain.apart(public.images, [dataset.splits[s].images for s in SPLITS if s != "public"])
+    kept = pretrain.find_unshared(public.images, [dataset.splits[s].images for s in SPLITS if s != "public"])
     records = public.select(kept)
     left_out = int((~kept).sum())
     print(f"{len(records)} public records of {dataset.says}; {left_out} left out, being in another split too")
@@ -99,7 +99,7 @@ def _train(plan: Plan, dataset: Dataset, out: Path) -> Pretrained:
         "seconds": round(time.monotonic() - began, 1),
         "made_by": sweep_folder.code_version(),
     }
-    pretrain.save(trained, out, images=records.images, card=card)
+    pretrain.save_pretrained(trained, out, images=records.images, card=card)
     return trained
 
 

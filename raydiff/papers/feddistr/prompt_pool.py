@@ -53,7 +53,7 @@ class PromptPool:
         vectors = pool.vectors.clone()
         counts = pool.counts.clone()
         largest = self.largest.clone()
-        partner = match(sent, pool, threshold=threshold)
+        partner = match_prompts(sent, pool, threshold=threshold)
         fresh = torch.nonzero(partner < 0)[:, 0]
         row = partner.clone()
         row[fresh] = torch.arange(size, size + len(fresh))
@@ -81,7 +81,7 @@ class PromptPool:
         return cls(prompts, params["largest"], params["members"])
 
 
-def match(sent: Prompts, pool: Prompts, *, threshold: float) -> Tensor:
+def match_prompts(sent: Prompts, pool: Prompts, *, threshold: float) -> Tensor:
     """(m,) int64: the partner in the pool of each prompt that was sent, or -1.
 
     The assignment of least total distance (Eq. 13) within each label, where a prompt without a partner costs the
@@ -105,7 +105,7 @@ def threshold_between(one: Prompts, other: Prompts) -> tuple[float, float, float
     `same` is the median distance of the pairs of the best assignment, `different` of all other pairs of one label, or
     of any labels where each has one prompt; the threshold is the middle.
     """
-    partner = match(one, other, threshold=torch.inf)
+    partner = match_prompts(one, other, threshold=torch.inf)
     distances = torch.cdist(one.vectors.double(), other.vectors.double())
     matched = torch.zeros(distances.shape, dtype=torch.bool)
     matched[torch.arange(len(partner))[partner >= 0], partner[partner >= 0]] = True
@@ -118,7 +118,7 @@ def threshold_between(one: Prompts, other: Prompts) -> tuple[float, float, float
     return (same + different) / 2, same, different
 
 
-def halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def split_classes(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Positions of two disjoint random halves, each with the same number of every class, at most `HALVES`."""
     halves: tuple[list[Tensor], list[Tensor]] = ([], [])
     for c in classes.unique().tolist():
@@ -130,13 +130,13 @@ def halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     return torch.cat(halves[0]), torch.cat(halves[1])
 
 
-def in_proportion(counts: Tensor, images: int) -> Tensor:
+def repeat_rows(counts: Tensor, images: int) -> Tensor:
     """(n,) rows, each repeated in proportion to its count, at least once; n is `images` to within rounding."""
     each = (counts.double() * images / counts.sum()).round().long().clamp_min(1)
     return torch.arange(len(counts)).repeat_interleave(each)
 
 
-def drawn(model: LatentDiffusion, prompts: Prompts, labels: Tensor, rng: torch.Generator) -> Tensor:
+def draw_prompts(model: LatentDiffusion, prompts: Prompts, labels: Tensor, rng: torch.Generator) -> Tensor:
     """(n, width): for each of these labels (n, K) a prompt of its class, drawn in proportion to records.
 
     The public start for a class without prompts.
@@ -162,7 +162,7 @@ def denoisers(model: LatentDiffusion, prompts: Prompts, classes: int) -> tuple[D
     return tuple(denoiser(k) for k in range(max(map(len, rows))))
 
 
-def table(pool: PromptPool) -> tuple[list[str], list[list[str]]]:
+def pool_table(pool: PromptPool) -> tuple[list[str], list[list[str]]]:
     """(columns, rows) of the pool with its provenance, as text: one row per prompt."""
     senders: dict[int, list[str]] = {}
     for client, place, row in pool.members.tolist():

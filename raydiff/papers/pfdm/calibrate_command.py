@@ -43,7 +43,7 @@ class CalibrateOptions:
 def main(argv: Sequence[str]) -> int:
     """Print the table."""
     options = parse(CalibrateOptions, argv, __doc__)
-    lines = table(alphas_bar(lookup.resolve("--schedule", SCHEDULES, options.schedule)(), options.steps), options)
+    lines = depth_lines(alphas_bar(lookup.resolve("--schedule", SCHEDULES, options.schedule)(), options.steps), options)
     print(
         f"PFDM at clip {options.clip:g}: epsilon {options.epsilon:g}, delta {options.delta:g} "
         f"(per example, replace-one, local trust); {options.schedule} schedule, T = {options.steps}"
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def table(abar: Tensor, options: CalibrateOptions) -> list[str]:
+def depth_lines(abar: Tensor, options: CalibrateOptions) -> list[str]:
     """A line per accountant with the smallest depth that satisfies the budget, and one for --t0.
 
     Raises ValueError where --t0 is out of range, or is missing and no depth satisfies the budget.

@@ -24,13 +24,13 @@ def fit_classes(x: Tensor, labels: Tensor, *, noise_std: float) -> Params:
     return {"labels": rows, "mean": torch.stack([g.mean(0) for g in groups]), "factor": torch.stack(factors).float()}
 
 
-def draw(classes: Params, labels: Tensor, *, noise_std: float, rng: torch.Generator) -> Tensor:
+def draw_noised_records(classes: Params, labels: Tensor, *, noise_std: float, rng: torch.Generator) -> Tensor:
     """Noised records for these labels, (len(labels), C, H, W).
 
     A label row never seen takes the first one of its class (column 0). Raises ValueError for a class never seen.
     """
     mean = classes["mean"]
-    of = fitting(labels, classes["labels"]).int().argmax(1)
+    of = match_labels(labels, classes["labels"]).int().argmax(1)
     signal = torch.randn(len(labels), classes["factor"].shape[2], generator=rng)
     noise = torch.randn(len(labels), *mean.shape[1:], generator=rng)
     for u, factor in enumerate(classes["factor"]):  # A factor for every record at once would fill the memory.
@@ -39,7 +39,7 @@ def draw(classes: Params, labels: Tensor, *, noise_std: float, rng: torch.Genera
     return out
 
 
-def fitting(labels: Tensor, rows: Tensor) -> Tensor:
+def match_labels(labels: Tensor, rows: Tensor) -> Tensor:
     """(N, U) bool: which of the label rows (U, K) go with labels (N, K): equal ones, or else those of the same class.
 
     Raises ValueError for a class that no row has.

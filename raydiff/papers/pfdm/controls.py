@@ -32,7 +32,7 @@ PICTURES = "pictures"
 """The same for `real`, where the server hands them to every client."""
 
 
-def pooled(start: Start, pool: Params, *, noise_std: float, rng: torch.Generator) -> Params:
+def pool_uploads(start: Start, pool: Params, *, noise_std: float, rng: torch.Generator) -> Params:
     """The server's leaves from the pooled uploads x (N, C, H, W) and labels (N, K)."""
     if start == "gaussian":
         return tree.prefixed("classes", class_gaussians.fit_classes(**pool, noise_std=noise_std))
@@ -47,16 +47,18 @@ def x_t0(start: Start, server: Params, labels: Tensor, *, model: DDPM, depth: in
     """x_{t0} for these labels (N, K) where the server has no denoiser: (N, C, H, W)."""
     abar = float(model.abar[depth])
     if start == "gaussian":
-        return class_gaussians.draw(tree.under("classes", server), labels, noise_std=math.sqrt(1 - abar), rng=rng)
+        return class_gaussians.draw_noised_records(
+            tree.under("classes", server), labels, noise_std=math.sqrt(1 - abar), rng=rng
+        )
     z = torch.randn(len(labels), *model.shape, generator=rng)
     if start == "noise":
         return z
     pool = tree.under(PICTURES, server)
-    drawn = torch.multinomial(class_gaussians.fitting(labels, pool["labels"]).float(), 1, generator=rng)[:, 0]
+    drawn = torch.multinomial(class_gaussians.match_labels(labels, pool["labels"]).float(), 1, generator=rng)[:, 0]
     return math.sqrt(abar) * pool["x"][drawn] + math.sqrt(1 - abar) * z
 
 
-def alone(start: Start, draw: Sampler, copies: NoisedCopies, *, depth: int, center: Center) -> Deployed:
+def deploy_server(start: Start, draw: Sampler, copies: NoisedCopies, *, depth: int, center: Center) -> Deployed:
     """The server's model without any client's: x_{t0}, as noisy as what it was fitted to, scaled into [-1, 1].
 
     Only a client's denoiser removes the noise: divided by sqrt(abar) the samples are unbiased, and the noisier the

@@ -46,8 +46,8 @@ from raydiff.data.records import Center, Records, clip_center
 from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Method, Metrics, Round, Target, Upload, Uploads
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.methods.localonly import LocalOnly
-from raydiff.models.chains import Sampling
 from raydiff.models.ddpm import DDPM
+from raydiff.models.samplers import Sampling
 from raydiff.models.training import Training, fit, with_clipped_flag
 from raydiff.papers.pfdm import controls
 from raydiff.papers.pfdm.depth import depth_for
@@ -73,7 +73,7 @@ class PFDM(Method):
         >>> method = rd.PFDM(epsilon=10.0, clip=15.0)
         >>> method.depth  # t_0: the smallest within the budget, of T = 1000
         732
-        >>> method.upload_event(records=100, number=0).unit
+        >>> method.upload_event(records=100, round_number=0).unit
         'example'
     """
 
@@ -179,11 +179,11 @@ class PFDM(Method):
         metrics["upload/clipped_fraction"] = float((norms > self.clip).float().mean())
         return LocalResult(state, self._copies.release(data, center, rnd.noise), metrics)
 
-    def upload_event(self, records: int, number: int) -> Event:
+    def upload_event(self, records: int, round_number: int) -> Event:
         """One upload, in round 0."""
-        return Nothing() if number > 0 or self.start == "noise" else self._copies.event
+        return Nothing() if round_number > 0 or self.start == "noise" else self._copies.event
 
-    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
+    def upload_spec(self, server: Params, examples: int, round_number: int) -> UploadSpec:
         """An image and its labels for each record, or nothing."""
         if self.start == "noise":
             return UploadSpec()
@@ -198,7 +198,7 @@ class PFDM(Method):
             if self.start == "noise":
                 return server, {}, []
             pool = {k: torch.cat([value[k] for value in sent]) for k in ("x", "labels")}
-            after = controls.pooled(self.start, pool, noise_std=self._copies.std, rng=rnd.rng)
+            after = controls.pool_uploads(self.start, pool, noise_std=self._copies.std, rng=rnd.rng)
             return {**server, **after}, {"server/pooled": float(len(pool["x"]))}, []
         w, moments, pool = (tree.under(name, server) for name in ("model", MOMENTS, controls.POOL))
         x = pool["x"]
@@ -225,7 +225,7 @@ class PFDM(Method):
             return self.sampling.run(model, z_w, x, labels=labels, start=T, stop=stop, bound=copies.reach, rng=rng)
 
         if state is None:
-            return controls.alone(self.start, x_t0, copies, depth=t0, center=self.center)
+            return controls.deploy_server(self.start, x_t0, copies, depth=t0, center=self.center)
         z_m = with_clipped_flag(model).denoiser(state, fixed=(0,))
 
         def sample(chain: Sampling, labels: Tensor, rng: torch.Generator) -> Tensor:

@@ -16,9 +16,9 @@ from raydiff.methods.evolution import Evolution
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.sketch import Sketch
-from raydiff.models.chains import Sampling
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
+from raydiff.models.samplers import Sampling
 from raydiff.models.training import Training
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy.client_level import ClientPrivacy

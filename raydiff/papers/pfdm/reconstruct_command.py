@@ -51,16 +51,18 @@ def main(argv: Sequence[str]) -> int:
     """Attack the run's uploads with each denoiser, print and save."""
     options = parse(ReconstructOptions, argv, __doc__)
     finished = options.open()
-    method = method_of(finished)
-    uploads, originals = sent(finished, method, options.records)
+    method = method_of_run(finished)
+    uploads, originals = load_uploads(finished, method, options.records)
     denoisers = {"global": tree.under("model", finished.server), "pretrained": _pretrained(finished, method, options)}
     images = originals.images
     classes = originals.labels[:, 0]
-    attacked = {name: reconstruct(attacker(method, p), uploads, originals.labels) for name, p in denoisers.items() if p}
+    attacked = {
+        name: reconstruct(make_attacker(method, p), uploads, originals.labels) for name, p in denoisers.items() if p
+    }
     if not attacked:
         raise ValueError("there is no attacker: this run has no global denoiser and no public split")
     results = {name: compare(x, images, classes) for name, x in {"upload": uploads, **attacked}.items()}
-    print("\n".join(table(results, len(originals), method)))
+    print("\n".join(result_lines(results, len(originals), method)))
     metrics = {k: v for name, one in results.items() for k, v in one.metrics(f"reconstruction/{name}").items()}
     options.out.mkdir(parents=True, exist_ok=True)
     write_text(options.out / "metrics.json", dumps(metrics, indent=1))
@@ -72,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def method_of(finished: Finished) -> PFDM:
+def method_of_run(finished: Finished) -> PFDM:
     """The run's method. Raises ValueError unless noised records were sent."""
     method = finished.trial.experiment.method
     if not isinstance(method, PFDM) or not isinstance(method.model, DDPM):
@@ -83,7 +85,7 @@ def method_of(finished: Finished) -> PFDM:
     return method
 
 
-def sent(finished: Finished, method: PFDM, count: int) -> tuple[Tensor, Records]:
+def load_uploads(finished: Finished, method: PFDM, count: int) -> tuple[Tensor, Records]:
     """(uploads, the records behind them) of at most `count` records, the same ones in every attack on this run.
 
     The server's pool has the uploads in the order of the clients that took part.
@@ -100,7 +102,7 @@ def sent(finished: Finished, method: PFDM, count: int) -> tuple[Tensor, Records]
     return pool[rows], records.select(rows)
 
 
-def attacker(method: PFDM, params: Params) -> Denoise:
+def make_attacker(method: PFDM, params: Params) -> Denoise:
     """The client's chain from t0 to 0 with these parameters; the attacker knows that pictures end in [-1, 1]."""
     z = method.model.denoiser(params)
     chain = method.client_sampling
@@ -112,7 +114,7 @@ def attacker(method: PFDM, params: Params) -> Denoise:
     return denoise
 
 
-def table(results: Mapping[str, Reconstruction], n: int, method: PFDM) -> list[str]:
+def result_lines(results: Mapping[str, Reconstruction], n: int, method: PFDM) -> list[str]:
     """Lines of text, one per attacker."""
     rows = [["attacker", *SHOWN], *([name, *(f"{getattr(r, k):.4g}" for k in SHOWN)] for name, r in results.items())]
     chance = next(iter(results.values()))

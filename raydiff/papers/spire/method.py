@@ -41,13 +41,13 @@ from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, Deployed, LocalResult, Round, Sampler, Target
 from raydiff.methods._averaging import MOMENTS, Averaged, Averaging, deploy_model
 from raydiff.models.ddpm import DDPM
-from raydiff.models.networks import CLIENT, table
+from raydiff.models.networks import CLIENT, table_name
 from raydiff.models.training import Completed, Training
 from raydiff.papers.k_means import k_means
 from raydiff.settings import Count, NonNegative, settings
 from raydiff.tree import Params
 
-KINDS = table(0)
+KINDS = table_name(0)
 """A joining client's several embeddings, (k, dim), in its state and among the model's parameters."""
 SHARES = "shares"
 """In its state: the fraction of its records in each one's cluster, (k,)."""

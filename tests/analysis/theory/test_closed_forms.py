@@ -16,7 +16,7 @@ from analysis.theory.closed_forms import (
     w2_squared,
     weight,
 )
-from raydiff.models.chains import MEASURED
+from raydiff.models.samplers import MEASURED
 from raydiff.seeding import generator
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from reference.pdp_tables import CLEAR, CONDITIONS, NOISY, kernel, skewed, weigh
 
 from analysis.theory.exact import Exact, column_chances, exact, hockey_stick, joint, matrix, matrix_since, noise
 from raydiff.models.d3pm_kernel import CategorySchedule, Linear, Sigmoid
-from raydiff.papers.discrete.bound import CAVEATS, ReleasedRows, audit, bounds, caveats
+from raydiff.papers.discrete.bound import CAVEATS, ReleasedRows, audit_rows, bounds, caveats
 from raydiff.papers.discrete.histograms import Distinct, histograms
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
 
@@ -100,7 +100,9 @@ def test_exact_of_a_conditional_model_below_the_bound_by_label(
     result, slack = exact(whole[labels == 1], 0, release), NOISE * release.price
     assert result.delta <= result.path + slack
     for condition in CONDITIONS:
-        by_label = audit(whole, replace(release, condition=condition), labels=labels, records=np.array([0])).delta[0]
+        by_label = audit_rows(whole, replace(release, condition=condition), labels=labels, records=np.array([0])).delta[
+            0
+        ]
         assert result.path <= by_label + slack
 
 
@@ -110,8 +112,8 @@ def test_two_records_of_a_label_among_4002() -> None:
     labels = np.repeat([0, 1], [4000, 2])
     release = ReleasedRows(kernel=kernel(Linear(), 10, 2), step=1)  # where no bound is infinite
     message = exact(whole[labels == 1], 0, release).delta
-    as_one = audit(whole, release, records=np.array([4000])).delta[0]
-    by_label = audit(whole, release, labels=labels, records=np.array([4000])).delta[0]
+    as_one = audit_rows(whole, release, records=np.array([4000])).delta[0]
+    by_label = audit_rows(whole, release, labels=labels, records=np.array([4000])).delta[0]
     assert 1000 * as_one < message <= by_label < math.inf
 
 
@@ -215,7 +217,7 @@ def test_an_infinite_bound_where_the_last_of_a_value_is_taken() -> None:
     result = exact(table, 9, ReleasedRows(kernel=kernel(Linear(), 3, 2)))
     assert result.output == result.path == math.inf
     assert result.delta == pytest.approx(0.1)
-    assert audit(table, ReleasedRows(kernel=kernel(Linear(), 3, 2)), records=np.array([9])).delta[0] == math.inf
+    assert audit_rows(table, ReleasedRows(kernel=kernel(Linear(), 3, 2)), records=np.array([9])).delta[0] == math.inf
 
 
 def test_two_samples_of_one_model_are_within_the_bound_for_two() -> None:

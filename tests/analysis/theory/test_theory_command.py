@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.theory import __main__ as theory, on_data, theorems
-from raydiff.models.chains import MEASURED
+from raydiff.models.samplers import MEASURED
 
 pytestmark = pytest.mark.slow
 

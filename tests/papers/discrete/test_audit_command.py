@@ -58,7 +58,7 @@ def run(file: Path, out: Path, *more: str) -> str:
 
 def audited(file: Path, *more: str) -> AuditResults:
     """The results without any file written; nothing is removed unless --remove is among `more`."""
-    return audit.audited(*audit.parsed([str(file), *PEOPLE, "--out", "none", "--remove", *more]))
+    return audit.audit_table(*audit.parse_arguments([str(file), *PEOPLE, "--out", "none", "--remove", *more]))
 
 
 @pytest.fixture(scope="module")

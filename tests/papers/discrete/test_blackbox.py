@@ -17,7 +17,7 @@ def table(count: int, *, seed: int, k: int = 5, classes: int = 2) -> Rows:
 
 def test_members_that_were_made_again_are_found() -> None:
     members, nonmembers = table(100, seed=0, classes=4), table(400, seed=1, classes=4)
-    result = columns(blackbox.attack(members, members=members, nonmembers=nonmembers, rng=generator(2)))
+    result = columns(blackbox.attack_rows(members, members=members, nonmembers=nonmembers, rng=generator(2)))
     counted = [result[f"blackbox/{name}"] for name in ("random", "n_members", "n_nonmembers")]
     assert counted == [0.2, 100, 400]
     low, high = result["blackbox/accuracy_low"], result["blackbox/accuracy_high"]
@@ -26,7 +26,7 @@ def test_members_that_were_made_again_are_found() -> None:
 
 def test_independent_rows_find_no_more_than_guessing() -> None:
     members, nonmembers, made = table(200, seed=0), table(800, seed=1), table(200, seed=2)
-    result = columns(blackbox.attack(made, members=members, nonmembers=nonmembers, rng=generator(3)))
+    result = columns(blackbox.attack_rows(made, members=members, nonmembers=nonmembers, rng=generator(3)))
     low, high = result["blackbox/accuracy_low"], result["blackbox/accuracy_high"]
     assert low < result["blackbox/random"] < high
     assert high - low < 0.15
@@ -34,7 +34,7 @@ def test_independent_rows_find_no_more_than_guessing() -> None:
 
 def test_records_that_are_equal_are_called_at_random() -> None:
     one = torch.zeros(2000, 6).long(), torch.ones(2000).long()
-    result = columns(blackbox.attack(table(50, seed=0), members=one, nonmembers=one, rng=generator(1)))
+    result = columns(blackbox.attack_rows(table(50, seed=0), members=one, nonmembers=one, rng=generator(1)))
     low, high = result["blackbox/accuracy_low"], result["blackbox/accuracy_high"]
     assert low < result["blackbox/random"] == 0.5 < high
 
@@ -53,4 +53,4 @@ def test_confidence_is_that_of_the_true_label() -> None:
 def test_rows_of_one_label_are_refused() -> None:
     codes, labels = table(5, seed=0)
     with pytest.raises(ValueError, match="at least two labels"):
-        blackbox.attack((codes, 0 * labels), members=(codes, labels), nonmembers=(codes, labels), rng=generator(0))
+        blackbox.attack_rows((codes, 0 * labels), members=(codes, labels), nonmembers=(codes, labels), rng=generator(0))

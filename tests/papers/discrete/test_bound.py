@@ -14,7 +14,7 @@ from reference.pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed
 
 from raydiff.models.d3pm_kernel import CategorySchedule, Linear, Sigmoid
 from raydiff.papers.discrete import bound
-from raydiff.papers.discrete.bound import CAVEATS, CONDITIONAL, UNCONDITIONAL, ReleasedRows, audit, caveats
+from raydiff.papers.discrete.bound import CAVEATS, CONDITIONAL, UNCONDITIONAL, ReleasedRows, audit_rows, caveats
 from raydiff.papers.discrete.kernel import Ints, Kernel
 from raydiff.papers.discrete.radius import radius
 
@@ -43,7 +43,7 @@ def releases(draw: st.DrawFn) -> tuple[Ints, ReleasedRows]:
 @given(releases())
 def test_agrees_with_algorithm_1(case: tuple[Ints, ReleasedRows]) -> None:
     table, release = case
-    result = audit(table, release)
+    result = audit_rows(table, release)
     np.testing.assert_allclose(result.of_records(result.delta), pdp_reference.deltas(table, release), 1e-9, 1e-9)
 
 
@@ -53,7 +53,7 @@ def test_agrees_on_larger_tables(schedule: CategorySchedule, condition: str) -> 
     """Skewed enough for every radius from 1 to n to occur."""
     table = np.concatenate([skewed(300, 7, 4, p=0.9, seed=1), skewed(40, 7, 4, p=0.2, seed=2)])
     release = ReleasedRows(kernel=kernel(schedule, 12, 4), condition=condition)
-    result = audit(table, release)
+    result = audit_rows(table, release)
     assert schedule == Sigmoid(rate=2.0) or len(np.unique(result.radius)) >= 5  # under the sigmoid nearly all are n
     some = np.arange(290, 340, 7)
     expected = pdp_reference.deltas(table, release, some)
@@ -84,7 +84,10 @@ def test_the_radius_agrees_one_at_a_time(condition: str, rate: float, categories
 def test_some_records_alone_equal_those_of_all() -> None:
     table = skewed(80, 4, 3, p=0.6)
     some = np.array([7, 3, 3, 60])
-    every, few = audit(table, ReleasedRows(kernel=LINEAR)), audit(table, ReleasedRows(kernel=LINEAR), records=some)
+    every, few = (
+        audit_rows(table, ReleasedRows(kernel=LINEAR)),
+        audit_rows(table, ReleasedRows(kernel=LINEAR), records=some),
+    )
     for name in ("delta", "leak", "psi", "radius", "similarity", "overlap", "alone", "terms"):
         expected = every.of_records(getattr(every, name))[some]
         np.testing.assert_array_equal(few.of_records(getattr(few, name)), expected)
@@ -96,13 +99,13 @@ def test_some_records_alone_equal_those_of_all() -> None:
 def test_by_label_agrees_with_algorithm_1_on_the_labels_rows() -> None:
     table, labels = skewed(80, 4, 3, p=0.6), np.random.default_rng(0).choice([0, 2, 5], 80, p=[0.7, 0.2, 0.1])
     release = ReleasedRows(kernel=LINEAR)
-    result = audit(table, release, labels=labels)
+    result = audit_rows(table, release, labels=labels)
     for label in (0, 2, 5):
         mine = labels == label
         expected = pdp_reference.deltas(table[mine], release)
         np.testing.assert_allclose(result.of_records(result.delta)[mine], expected, rtol=1e-9)
     some = np.array([70, 3, 3, 41])
-    few = audit(table, release, labels=labels, records=some)
+    few = audit_rows(table, release, labels=labels, records=some)
     for name in ("delta", "radius", "similarity", "overlap", "alone"):
         expected = result.of_records(getattr(result, name))[some]
         np.testing.assert_array_equal(few.of_records(getattr(few, name)), expected)
@@ -110,18 +113,18 @@ def test_by_label_agrees_with_algorithm_1_on_the_labels_rows() -> None:
 
 def test_the_only_record_of_a_label() -> None:
     table, labels = skewed(30, 3, 3, p=0.6), np.repeat([0, 1], [29, 1])
-    result = audit(table, ReleasedRows(kernel=LINEAR, step=2), labels=labels)
+    result = audit_rows(table, ReleasedRows(kernel=LINEAR, step=2), labels=labels)
     assert result.of_records(result.delta)[29] == math.inf
     assert result.of_records(result.alone)[29] == 3  # the label is what comes after the columns
     assert np.isfinite(result.of_records(result.delta)[:29]).all()
-    assert not audit(table, ReleasedRows(kernel=LINEAR, step=10), labels=labels).delta.any()  # rows of pure noise
+    assert not audit_rows(table, ReleasedRows(kernel=LINEAR, step=10), labels=labels).delta.any()  # rows of pure noise
 
 
 def test_rows_of_each_label() -> None:
     """m_y is in the bound of label y's records alone."""
     table, labels = skewed(60, 3, 3, p=0.6), np.arange(60) % 2
-    once = audit(table, ReleasedRows(kernel=LINEAR), labels=labels)
-    result = audit(table, ReleasedRows(kernel=LINEAR, by_label=(1, 7)), labels=labels)
+    once = audit_rows(table, ReleasedRows(kernel=LINEAR), labels=labels)
+    result = audit_rows(table, ReleasedRows(kernel=LINEAR, by_label=(1, 7)), labels=labels)
     expected = once.of_records(once.delta) * np.where(labels == 1, 7, 1)
     np.testing.assert_allclose(result.of_records(result.delta), expected, rtol=1e-12)
 
@@ -132,7 +135,7 @@ def test_rows_of_each_label() -> None:
 def test_by_hand() -> None:
     """One column, two values, one step to pure noise: s = 3 others, all in the ball."""
     table = np.array([[0], [0], [1], [1]])
-    result = audit(table, ReleasedRows(kernel=kernel(Linear(), 1, 2), epsilon=2.0))
+    result = audit_rows(table, ReleasedRows(kernel=kernel(Linear(), 1, 2), epsilon=2.0))
     change, leak = 2.0, 2.0 / (1 + 3) * math.log(1 + 1 / 1)  # A_1 = 1 / (2 1/2 1/2); Sim = 3, Sim of the column 1
     np.testing.assert_allclose(result.leak, leak)
     np.testing.assert_allclose(result.delta, (leak + 1 / 9) / (2 * (1 - math.exp(-2))))
@@ -156,27 +159,27 @@ def test_the_proofs_constant_is_smaller_by_mu() -> None:
 def test_a_value_of_its_own_is_reported_with_its_column(condition: str) -> None:
     table = np.concatenate([skewed(50, 3, 2, p=0.5), [[0, 2, 0]]])
     release = ReleasedRows(kernel=kernel(Linear(), 5, 3), condition=condition)
-    result = audit(table, release)
+    result = audit_rows(table, release)
     delta, alone = result.of_records(result.delta), result.of_records(result.alone)
     assert (delta[-1], alone[-1]) == (math.inf, 1)
     assert np.isfinite(delta[:-1]).all() and (alone[:-1] == -1).all()
-    later = audit(table, replace(release, step=1))
+    later = audit_rows(table, replace(release, step=1))
     assert np.isfinite(later.delta).all()
     assert later.of_records(later.alone)[-1] == 1
 
 
 def test_linear_in_the_released_rows() -> None:
     table = skewed(100, 4, 5, p=0.6)
-    one, many = (audit(table, ReleasedRows(kernel=LINEAR, samples=m)).delta for m in (1, 1000))
+    one, many = (audit_rows(table, ReleasedRows(kernel=LINEAR, samples=m)).delta for m in (1, 1000))
     np.testing.assert_allclose(many, 1000 * one, rtol=1e-12)
 
 
 def test_later_release_steps_leak_less() -> None:
     table = skewed(100, 4, 5, p=0.6)
-    deltas = [audit(table, ReleasedRows(kernel=LINEAR, step=step)).delta for step in range(11)]
+    deltas = [audit_rows(table, ReleasedRows(kernel=LINEAR, step=step)).delta for step in range(11)]
     assert all((late <= early).all() for early, late in itertools.pairwise(deltas))
     assert not deltas[10].any()
-    whole = audit(table, ReleasedRows(kernel=LINEAR))
+    whole = audit_rows(table, ReleasedRows(kernel=LINEAR))
     np.testing.assert_allclose(whole.terms[:, 4:].sum(axis=1), deltas[4], rtol=1e-12)
 
 
@@ -186,7 +189,7 @@ def test_figure_4() -> None:
     leaks = []
     for seed in range(10):
         table = np.concatenate([[[1] * 5], skewed(1000, 5, 5, p=0.5, seed=seed)])
-        leaks.append(audit(table, ReleasedRows(kernel=kernel(Linear(), 20, 5)), records=np.array([0])).leak[0])
+        leaks.append(audit_rows(table, ReleasedRows(kernel=kernel(Linear(), 20, 5)), records=np.array([0])).leak[0])
     np.testing.assert_allclose(np.median(leaks, axis=0)[[0, 1, 2, 4, 7]], [24, 11, 5.4, 0.41, 2.4e-4], rtol=0.4)
 
 
@@ -240,4 +243,4 @@ def test_bad_kernels(alpha: list[float], categories: int, says: str) -> None:
 
 def test_a_table_of_one_row_has_no_bound() -> None:
     with pytest.raises(ValueError, match="two rows"):
-        audit(np.zeros((1, 3), dtype=int), ReleasedRows(kernel=LINEAR))
+        audit_rows(np.zeros((1, 3), dtype=int), ReleasedRows(kernel=LINEAR))

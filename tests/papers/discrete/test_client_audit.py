@@ -24,7 +24,7 @@ from raydiff.methods.localonly import LocalOnly
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.training import Training
 from raydiff.papers.discrete.bound import ReleasedRows
-from raydiff.papers.discrete.client_audit import bounds, kept as kept_rows, measured
+from raydiff.papers.discrete.client_audit import bound_records, measure_bounds, select_records
 from raydiff.papers.discrete.kernel import Kernel
 from raydiff.seeding import generator
 
@@ -63,10 +63,10 @@ def own() -> Records:
 
 
 def test_bounds_are_those_of_the_plain_algorithm_at_the_step_that_is_released(own: Records) -> None:
-    assert bounds(RowAudit(), own, MODEL) == pytest.approx(told(own), rel=1e-9)
+    assert bound_records(RowAudit(), own, MODEL) == pytest.approx(told(own), rel=1e-9)
     later = replace(MODEL, release=2)
-    assert bounds(RowAudit(), own, later) == pytest.approx(told(own, replace(RELEASE, step=2)), rel=1e-9)
-    assert bounds(RowAudit(samples=3, epsilon=2.0), own, MODEL) == pytest.approx(
+    assert bound_records(RowAudit(), own, later) == pytest.approx(told(own, replace(RELEASE, step=2)), rel=1e-9)
+    assert bound_records(RowAudit(samples=3, epsilon=2.0), own, MODEL) == pytest.approx(
         told(own, replace(RELEASE, samples=3, epsilon=2.0)), rel=1e-9
     )
 
@@ -75,11 +75,11 @@ def test_a_conditional_model_is_audited_within_each_label() -> None:
     records = skewed(60, 4)
     labels = torch.arange(60).remainder(3)[:, None]
     of_three = Records(records.images, labels, records.numbers)
-    result = bounds(RowAudit(), of_three, replace(MODEL, labels=(3,)))
+    result = bound_records(RowAudit(), of_three, replace(MODEL, labels=(3,)))
     for label in range(3):
         mine = torch.nonzero(labels[:, 0] == label)[:, 0]
         assert result[mine.numpy()] == pytest.approx(told(records.select(mine)), rel=1e-9)
-    assert bounds(RowAudit(), of_three, MODEL) == pytest.approx(told(records), rel=1e-9)
+    assert bound_records(RowAudit(), of_three, MODEL) == pytest.approx(told(records), rel=1e-9)
 
 
 @pytest.mark.parametrize(("batch", "size"), [(0.01, 1), (0.1, 4), (1.0, 40)])
@@ -87,8 +87,8 @@ def test_the_most_exposed_are_left_out_and_the_rest_audited_again(batch: float, 
     """10 of 40 records: one at a time (at least), in batches of which the last is cut short, and in one pass."""
     records = skewed(40, 109)
     ways = {s: left_by_hand(records, 10, s) for s in (1, 4, 40)}
-    assert kept_rows(RowAudit(remove=0.25, batch=batch), records, MODEL).tolist() == ways[size]
-    assert kept_rows(RowAudit(batch=batch), records, MODEL).tolist() == list(range(40))
+    assert select_records(RowAudit(remove=0.25, batch=batch), records, MODEL).tolist() == ways[size]
+    assert select_records(RowAudit(batch=batch), records, MODEL).tolist() == list(range(40))
     assert ways[1] != ways[4] != ways[40] != ways[1]
 
 
@@ -96,22 +96,22 @@ def test_one_pass_leaves_a_record_alone_with_its_value_and_removal_by_batches_do
     """Three records have a 2 in the second column, and two of them are removed: not by batches of one."""
     codes = torch.tensor([[0, 0, 0], [0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 2, 0], [0, 2, 0], [1, 2, 0]])
     table = Records(images_of(codes), torch.zeros(8, 1).long(), torch.arange(8))
-    assert bounds(RowAudit(), table, MODEL).max() < np.inf
+    assert bound_records(RowAudit(), table, MODEL).max() < np.inf
     largest = {}
     for batch in (0.125, 1.0):
-        kept = kept_rows(RowAudit(remove=0.25, batch=batch), table, MODEL)
-        largest[batch] = bounds(RowAudit(), table.select(kept), MODEL).max()
+        kept = select_records(RowAudit(remove=0.25, batch=batch), table, MODEL)
+        largest[batch] = bound_records(RowAudit(), table.select(kept), MODEL).max()
     assert largest[0.125] < np.inf == largest[1.0]
 
 
 def test_tables_are_one_only_where_the_model_is_of_all(own: Records) -> None:
     other = skewed(60, 1)
-    apart = columns(measured(RowAudit(), [own, other], MODEL, together=False))
+    apart = columns(measure_bounds(RowAudit(), [own, other], MODEL, together=False))
     assert apart["pdp/own/largest"] == pytest.approx(max(told(own) + told(other)))
     assert apart["pdp/own/mean"] == pytest.approx(np.mean(told(own) + told(other)))
     assert apart["pdp/own/records"] == 100
     both = Records(*(torch.cat([getattr(r, k) for r in (own, other)]) for k in ("images", "labels", "numbers")))
-    one = columns(measured(RowAudit(), [own, other], MODEL, together=True))
+    one = columns(measure_bounds(RowAudit(), [own, other], MODEL, together=True))
     assert one["pdp/union/largest"] == pytest.approx(max(told(both)))
     assert one["pdp/union/vacuous_share"] == np.mean(np.array(told(both)) >= 1)
 

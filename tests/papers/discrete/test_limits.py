@@ -7,7 +7,7 @@ from reference.pdp_limits import limit
 from reference.pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed, weighted_tables
 
 from raydiff.models.d3pm_kernel import CategorySchedule, Linear
-from raydiff.papers.discrete.bound import ReleasedRows, audit, bounds
+from raydiff.papers.discrete.bound import ReleasedRows, audit_rows, bounds
 from raydiff.papers.discrete.histograms import Distinct, histograms
 from raydiff.papers.discrete.kernel import Ints
 
@@ -33,7 +33,7 @@ def test_counterexample_to_theorem_e1(condition: str) -> None:
     release = ReleasedRows(kernel=kernel(Linear(rate=0.4), 11, 4), condition=condition)
     worst = 0.0
     for seed in range(12):
-        result = audit(skewed(45, 6, 4, p=0.6, seed=seed), release)
+        result = audit_rows(skewed(45, 6, 4, p=0.6, seed=seed), release)
         worst = max(worst, result.delta[result.alone < 0].max(initial=0))
     assert worst > 1.05 * limit(44, 6, release).delta
     assert worst < limit(44, 6, release).ceiling

@@ -53,7 +53,7 @@ def test_all_that_is_trained_moves(public: datasets.Records, made: Pretrained, m
 
 
 def test_a_saved_model_is_read_again(public: datasets.Records, made: Pretrained, tmp_path: Path) -> None:
-    pretrain.save(made, tmp_path / "m", images=public.images, card={"note": "x"})
+    pretrain.save_pretrained(made, tmp_path / "m", images=public.images, card={"note": "x"})
     model = latent.load(str(tmp_path / "m"))
     assert torch.equal(model.prefix, made.prefix) and torch.equal(model.empty, torch.cat([made.prefix, made.empty]))
     assert torch.equal(model.start, made.words.mean(0)) and model.prediction == "epsilon" and model.timesteps == 1000
@@ -69,7 +69,7 @@ def test_a_saved_model_is_read_again(public: datasets.Records, made: Pretrained,
 
 def test_the_denoiser_is_trained_as_it_is_used(public: datasets.Records, made: Pretrained, tmp_path: Path) -> None:
     """The loss in training and `LatentDiffusion.loss` are one: the same time, scale and order of the prompt."""
-    pretrain.save(made, tmp_path / "m", images=public.images, card={})
+    pretrain.save_pretrained(made, tmp_path / "m", images=public.images, card={})
     model = latent.load(str(tmp_path / "m"))
     module = PromptedDenoiser((4, 4, 4), torch.zeros(1, 8), widths=TINY.widths, layers=TINY.layers)
     module.unet, module.prefix.data = model.unet, model.prefix

@@ -6,7 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from raydiff.papers.feddistr.prompt_pool import PromptPool, Prompts, halves, in_proportion, match, threshold_between
+from raydiff.papers.feddistr.prompt_pool import (
+    PromptPool,
+    Prompts,
+    match_prompts,
+    repeat_rows,
+    split_classes,
+    threshold_between,
+)
 from raydiff.seeding import generator
 
 
@@ -64,8 +71,8 @@ def test_permuted_copies_are_aligned_exactly(kind: str, orders: list[list[int]])
 
 
 def test_a_pair_at_the_threshold_is_not_merged() -> None:
-    assert match(line(1), line(0), threshold=1.0).tolist() == [-1]
-    assert match(line(1), line(0), threshold=1.001).tolist() == [0]
+    assert match_prompts(line(1), line(0), threshold=1.0).tolist() == [-1]
+    assert match_prompts(line(1), line(0), threshold=1.001).tolist() == [0]
 
 
 def cost(partner: list[int], sent: Prompts, pool: Prompts, threshold: float) -> float:
@@ -99,7 +106,7 @@ def test_the_assignment_equals_a_search_over_all_of_them(data: st.DataObject, gr
         )
 
     sent, pool = some(1), some(0)
-    result = match(sent, pool, threshold=threshold).tolist()
+    result = match_prompts(sent, pool, threshold=threshold).tolist()
     assert result in every_matching(len(result), len(pool.labels))
     least = min(cost(way, sent, pool, threshold) for way in every_matching(len(result), len(pool.labels)))
     assert cost(result, sent, pool, threshold) == pytest.approx(least, abs=1e-9)
@@ -161,10 +168,10 @@ def test_a_threshold_needs_pairs(ours: list[int], theirs: list[int]) -> None:
 
 def test_halves_have_equally_many_records_of_each_class_and_none_in_common() -> None:
     classes = torch.tensor([0] * 9 + [1] * 9)
-    one, other = halves(classes, generator(1))
+    one, other = split_classes(classes, generator(1))
     assert not set(one.tolist()) & set(other.tolist())
     assert [classes[half].bincount().tolist() for half in (one, other)] == [[4, 4], [4, 4]]
 
 
 def test_pictures_are_in_proportion_to_records_at_least_one_for_each_prompt() -> None:
-    assert in_proportion(torch.tensor([100, 299, 1]), 40).bincount().tolist() == [10, 30, 1]
+    assert repeat_rows(torch.tensor([100, 299, 1]), 40).bincount().tolist() == [10, 30, 1]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from raydiff.papers.pfdm.class_gaussians import draw, fit_classes
+from raydiff.papers.pfdm.class_gaussians import draw_noised_records, fit_classes
 from raydiff.seeding import generator
 
 STD = 0.8
@@ -33,7 +33,7 @@ def test_a_label_row_never_seen_is_its_class_and_a_class_never_seen_is_refused()
     x, labels, _ = noised()
     fitted = fit_classes(x, labels, noise_std=STD)
     pairs = torch.tensor([[0, 1], [2, 0]]), torch.tensor([[0, 0], [2, 1]])
-    seen, other = (draw(fitted, rows, noise_std=STD, rng=generator(0)) for rows in pairs)
+    seen, other = (draw_noised_records(fitted, rows, noise_std=STD, rng=generator(0)) for rows in pairs)
     assert torch.equal(seen, other)
     with pytest.raises(ValueError, match=r"^no upload has the labels \[1, 0\]$"):
-        draw(fitted, torch.tensor([[0, 1], [1, 0]]), noise_std=STD, rng=generator(0))
+        draw_noised_records(fitted, torch.tensor([[0, 1], [1, 0]]), noise_std=STD, rng=generator(0))

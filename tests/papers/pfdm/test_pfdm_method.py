@@ -14,9 +14,9 @@ from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round, Upload
 from raydiff.federated.rounds import LocalExecutor, Progress, rounds
-from raydiff.models import chains
-from raydiff.models.chains import Sampling, denoise
+from raydiff.models import samplers
 from raydiff.models.ddpm import DDPM
+from raydiff.models.samplers import Sampling, denoise
 from raydiff.papers.pfdm import controls
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy.release import Gaussian, NonPrivate
@@ -265,13 +265,13 @@ def test_each_start_gives_images_by_both_samplers(method: PFDM, changes: dict[st
 def test_the_servers_own_samples_are_what_the_clients_chain_begins_with(
     method: PFDM, states: States, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    labels, starts, denoised = torch.arange(4)[:, None], list[Tensor](), chains.denoise
+    labels, starts, denoised = torch.arange(4)[:, None], list[Tensor](), samplers.denoise
 
     def spy(z_theta: Any, x: Tensor, **options: Any) -> Tensor:
         starts.append(x)
         return denoised(z_theta, x, **options)
 
-    monkeypatch.setattr(chains, "denoise", spy)
+    monkeypatch.setattr(samplers, "denoise", spy)
     method.deploy(*states).sample(labels, generator(2))
     shared = method.deploy(states[0])
     images = shared.sample(labels, generator(2))

@@ -27,8 +27,8 @@ def call(storage: Any, run: str, out: Path, *more: str) -> dict[str, float]:
 def test_uploads_and_originals_belong_together(storage) -> None:
     """Take each clipped and scaled record away from its upload: the noise of this very record is left."""
     finished = open_finished(storage.folder("pfdm"))
-    trial, method = finished.trial, reconstruct.method_of(finished)
-    uploads, originals = reconstruct.sent(finished, method, 40)
+    trial, method = finished.trial, reconstruct.method_of_run(finished)
+    uploads, originals = reconstruct.load_uploads(finished, method, 40)
     assert len(uploads) == len(originals) == len(set(originals.numbers.tolist())) == 40
     abar = float(method.model.abar[method.depth])
     left = (uploads - abar**0.5 * clip_records(originals.images, method.clip)) / (1 - abar) ** 0.5
@@ -58,7 +58,7 @@ def test_both_attackers_and_the_files(storage, tmp_path: Path, capsys: pytest.Ca
 def test_only_the_clients_that_took_part_have_uploads(tiny, copied) -> None:
     copied.finish("half", replace(tiny, evaluation=None, participants=1))
     finished = open_finished(copied.folder("half"))
-    uploads, originals = reconstruct.sent(finished, reconstruct.method_of(finished), 1000)
+    uploads, originals = reconstruct.load_uploads(finished, reconstruct.method_of_run(finished), 1000)
     (mine,) = [c for c in make_clients(finished.trial, [0, 1]) if originals.numbers[0] in c.data.numbers]
     assert len(uploads) == len(mine.data) and set(originals.numbers.tolist()) == set(mine.data.numbers.tolist())
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.models.chains import denoise
+from raydiff.models.samplers import denoise
 from raydiff.models.schedules import LinearBetas, alphas_bar
 from raydiff.papers.pfdm.reconstruction import compare, reconstruct
 from raydiff.seeding import generator

@@ -39,7 +39,7 @@ FROZEN: dict[str, Any] = {"use_safetensors": True, "local_files_only": True}
 """How diffusers and transformers read weights: no pickles, no downloads."""
 
 
-def locate(name: str) -> Path:
+def locate_model(name: str) -> Path:
     """The absolute folder of a folder's name, or of owner/name of the hub, which is downloaded first."""
     if (path := Path(name).expanduser()).is_dir():
         return path.resolve()
@@ -48,7 +48,7 @@ def locate(name: str) -> Path:
     raise ValueError(f"there is no folder {path.absolute()} of a latent diffusion model: raydiff pretrain makes one")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """The object in this file. Raises ValueError where there is none."""
     if not path.is_file():
         raise ValueError(f"the latent diffusion model in {path.parent} lacks {path.name}")
@@ -63,13 +63,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def configs(folder: Path) -> dict[str, dict[str, Any]]:
     """{part: its config} of vae, unet and scheduler, and of text_encoder where the index names one."""
-    encoder = read_json(folder / INDEX).get("text_encoder")  # [null, null] where it was left out
+    encoder = read_object(folder / INDEX).get("text_encoder")  # [null, null] where it was left out
     parts = [*MODULES, *(["text_encoder"] if encoder and encoder[0] else [])]
-    contents = {part: read_json(folder / part / "config.json") for part in parts}
+    contents = {part: read_object(folder / part / "config.json") for part in parts}
     for part, wanted in MODULES.items():
         if (kind := contents[part].get("_class_name", wanted)) != wanted:
             raise ValueError(f"the {part} in {folder} is a {kind}: only {wanted} is read")
-    return {**contents, "scheduler": read_json(folder / "scheduler" / "scheduler_config.json")}
+    return {**contents, "scheduler": read_object(folder / "scheduler" / "scheduler_config.json")}
 
 
 def module(folder: Path, part: str) -> nn.Module:
@@ -110,7 +110,7 @@ def tokens(folder: Path, *, encoder: bool) -> Params:
     return {name: stored[name].float() for name in ("prefix", "empty", "start")}
 
 
-def digest(configs: dict[str, dict[str, Any]], weights: Params) -> str:
+def model_digest(configs: dict[str, dict[str, Any]], weights: Params) -> str:
     """Hex SHA-256 over all weights and configs, without provenance such as `_diffusers_version`."""
     plain = {part: {k: v for k, v in c.items() if not k.startswith("_")} for part, c in configs.items()}
     text = dumps(plain, sort_keys=True) + tree.digest(weights)

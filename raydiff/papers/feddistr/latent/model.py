@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from raydiff import tree
-from raydiff.models.chains import denoise
 from raydiff.models.compute import device, with_progress
 from raydiff.models.networks import Shape
-from raydiff.models.schedules import noised
+from raydiff.models.samplers import denoise
+from raydiff.models.schedules import add_noise
 from raydiff.papers.feddistr.latent import folder as folders
 from raydiff.settings import settings
 from raydiff.tree import Params, finite
@@ -122,7 +122,7 @@ class LatentDiffusion:
         """
         where = device()
         eps = draws["z"].to(where)
-        z_t = noised(latents.to(where), eps, self.abar, draws["t"].to(where))
+        z_t = add_noise(latents.to(where), eps, self.abar, draws["t"].to(where))
         return (eps - self.predict(z_t, draws["t"], v)).square().mean(dim=(1, 2, 3)).to(latents.device)
 
     def sample(self, v: Tensor, rng: torch.Generator, *, shape: Shape, steps: int, guidance: float) -> Tensor:
@@ -179,7 +179,7 @@ def load(name: str) -> LatentDiffusion:
 
     Raises ValueError where it is missing, damaged, pickled, or its parts do not fit together.
     """
-    return _load(folders.locate(name))
+    return _load(folders.locate_model(name))
 
 
 @functools.lru_cache(maxsize=4)
@@ -210,7 +210,7 @@ def _load(folder: Path) -> LatentDiffusion:
         prediction=prediction,
         scaling=shapes["vae"].scaling_factor,
         shift=shapes["vae"].shift_factor or 0.0,
-        digest=folders.digest(configs, {**weights, **tree.prefixed("tokens", tokens)}),
+        digest=folders.model_digest(configs, {**weights, **tree.prefixed("tokens", tokens)}),
     )
 
 
@@ -238,7 +238,7 @@ class LatentModel:
     @property
     def folder(self) -> Path:
         """Folder of the frozen model on this machine."""
-        return folders.locate(self.path)
+        return folders.locate_model(self.path)
 
     def load(self) -> LatentDiffusion:
         """The model. Raises ValueError as the function `load` does, and if its digest is not the recorded one."""
@@ -261,7 +261,7 @@ def check_disjoint(name: str, images: Tensor) -> None:
 
     A downloaded model does not list its pictures, so nothing is compared. Raises ValueError.
     """
-    path = folders.locate(name) / folders.PUBLIC
+    path = folders.locate_model(name) / folders.PUBLIC
     if not path.is_file():
         return
     public = frozenset(json.loads(path.read_text())["sha256"])

@@ -22,7 +22,7 @@ from raydiff import seeding, tree
 from raydiff.formats.json_files import dumps
 from raydiff.models.compute import device
 from raydiff.models.networks import Shape
-from raydiff.models.schedules import ScaledLinearBetas, alphas_bar, noised
+from raydiff.models.schedules import ScaledLinearBetas, add_noise, alphas_bar
 from raydiff.models.training import Training, optimize
 from raydiff.papers.feddistr.latent import folder as folders
 from raydiff.papers.feddistr.latent.inversion import Clusters, cluster
@@ -109,7 +109,7 @@ class Pretrained:
         return self.words[torch.multinomial(weights, count, replacement=True, generator=rng)]
 
 
-def apart(public: Tensor, others: Iterable[Tensor]) -> Tensor:
+def find_unshared(public: Tensor, others: Iterable[Tensor]) -> Tensor:
     """(N,) boolean: the pictures of `public` (N, C, H, W) that are in none of `others`."""
     held = {digest for images in others for digest in tree.digests(images)}
     return torch.tensor([digest not in held for digest in tree.digests(public)], dtype=torch.bool)
@@ -136,7 +136,7 @@ def pretrain(images: Tensor, labels: Tensor, *, training: Pretraining, rng: torc
     )
 
 
-def save(trained: Pretrained, folder: Path, *, images: Tensor, card: dict[str, Any]) -> None:
+def save_pretrained(trained: Pretrained, folder: Path, *, images: Tensor, card: dict[str, Any]) -> None:
     """Write the folder that `latent.load` reads, with `card` and the digests of the training pictures (N, C, H, W).
 
     The index is written last: a folder without it is refused.
@@ -162,7 +162,7 @@ def _autoencoder(images: Tensor, training: Pretraining, rng: torch.Generator, sa
     shape = (images.shape[1], images.shape[2], images.shape[3])
     factor = 2 ** (len(training.vae_widths) - 1)
     latent = (training.channels, shape[1] // factor, shape[2] // factor)
-    with seeding.forked(rng):
+    with seeding.fork_rng(rng):
         module = Autoencoder(shape, widths=training.vae_widths, channels=training.channels, kl=training.kl)
     where = device()
     images = images.to(where)
@@ -180,7 +180,7 @@ def _denoiser(
     latents: Tensor, clusters: Clusters, training: Pretraining, rng: torch.Generator, say: Say
 ) -> tuple[PromptedDenoiser, float]:
     shape = (latents.shape[1], latents.shape[2], latents.shape[3])
-    with seeding.forked(rng):
+    with seeding.fork_rng(rng):
         words = _first_words(latents, clusters, training.width)
         module = PromptedDenoiser(shape, words, widths=training.widths, layers=training.layers)
     where = device()
@@ -195,7 +195,7 @@ def _denoiser(
         eps = torch.randn(batch, *shape, generator=rng).to(where)
         word = torch.where(torch.rand(batch, generator=rng) < training.empty, empty, clusters.members[rows]).to(where)
         t = t.to(where)
-        z_t = noised(latents[rows.to(where)], eps, abar, t)
+        z_t = add_noise(latents[rows.to(where)], eps, abar, t)
         return (call(z_t, t, word) - eps).square().mean()
 
     plan = Training(steps=training.steps, batch=batch, learning_rate=training.learning_rate)

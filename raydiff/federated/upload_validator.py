@@ -59,7 +59,7 @@ class UploadValidator:
         self.round_number = round_number
         self.clients = clients
         self.mean_spec = method.mean_spec(server)
-        self.server = server if self.mean_spec is None else tree.flattened(server)
+        self.server = server if self.mean_spec is None else tree.flatten(server)
         self._specs: dict[int, UploadSpec] = {}
 
     def check(self, upload: Upload, metrics: Metrics) -> tuple[Upload, UploadRecord]:

@@ -17,7 +17,7 @@ from raydiff.data.records import Records
 from raydiff.federated.client import Client, Failed, run_clients
 from raydiff.federated.method import LocalResult, Round
 from raydiff.federated.rounds import LocalExecutor, Progress, rounds
-from raydiff.federated.sums import Partial, UploadValidator, partial_sum
+from raydiff.federated.upload_validator import Partial, UploadValidator, partial_sum
 from raydiff.methods._averaging import MAX_UPDATE_RATIO, MAX_WEIGHT, Averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.scaffold import Scaffold
