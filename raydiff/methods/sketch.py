@@ -45,13 +45,12 @@ from raydiff import tree
 from raydiff.data.records import Center, Records, clip_center
 from raydiff.federated.method import Deployed, Mean, Metrics, Round, Target
 from raydiff.methods._noised_sums import NoisedSums, sum_by_row
-from raydiff.methods.localonly import LocalOnly
 from raydiff.models import moments
 from raydiff.models.ddpm import DDPM
 from raydiff.models.moments import Gaussians
 from raydiff.models.samplers import Sampling
 from raydiff.models.schedules import add_noise
-from raydiff.models.training import Training, with_clipped_flag
+from raydiff.models.training import Training, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.privacy.private_gradient import Neighbours
 from raydiff.privacy.release import ROUNDING, Event
 from raydiff.settings import Fraction, NonNegative, Positive, settings
@@ -107,11 +106,7 @@ class Sketch(NoisedSums):
 
     @property
     def init_key(self) -> Hashable:
-        return self._alone.init_key if self.refine else None
-
-    @property
-    def _alone(self) -> LocalOnly:
-        return LocalOnly(model=self._personal, local=self.local, clip=self.clip, center=self.center)
+        return (self._personal, self.local, 1, self.clip, self.center, False) if self.refine else None  # LocalOnly's
 
     @property
     def _personal(self) -> DDPM:
@@ -124,7 +119,12 @@ class Sketch(NoisedSums):
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """PFDM's personal denoiser, with `refine`."""
-        return self._alone.init_client(state, data, public, rnd) if self.refine else {}
+        if not self.refine:
+            return {}
+        center = clip_center(self.center, public)
+        copies = with_clipped_copies(data.images, data.labels, clip=self.clip, center=center)
+        flagged = with_clipped_flag(self._personal)
+        return fit_part(flagged, {}, copies, training=self.local, rng=rnd.rng, part=0, parts=1)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
