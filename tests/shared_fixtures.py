@@ -79,13 +79,15 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 
 @pytest.fixture(scope="session", autouse=True)
 def one_feature_network(once: Callable[[str, Callable[[Path], object]], Path]) -> Iterator[None]:
-    """Trials share the feature network of the same public records: it takes a second to train."""
+    """Trials share the feature network of the same public records, trained for a tenth of its steps."""
     train = features.train_cnn
 
     def shared(records: Records, **settings: Any) -> Params:
         digest = tree.digest({**records.leaves, "labels": records.labels})
         key = hashlib.sha256(f"{digest} {sorted(settings.items())}".encode()).hexdigest()
-        path = once(f"cnn-{key}", lambda path: path.write_bytes(dump_tensors(train(records, **settings))))
+        path = once(
+            f"cnn-{key}", lambda path: path.write_bytes(dump_tensors(train(records, **{"steps": 40, **settings})))
+        )
         return load_tensors(path.read_bytes(), path)[0]
 
     with pytest.MonkeyPatch.context() as patch:

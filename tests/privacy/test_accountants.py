@@ -277,7 +277,7 @@ def test_a_depth_is_minimal_and_within_the_budget(
 @pytest.mark.parametrize("trust", get_args(Trust))
 @pytest.mark.parametrize("relation", get_args(Relation))
 @pytest.mark.parametrize("unit", get_args(Unit))
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(rate=st.floats(1e-3, 0.5), noise=st.floats(0.5, 5), steps=st.integers(1, 50))
 def test_participants_that_the_adversary_sees_are_not_amplified(
     unit: Unit, relation: Relation, trust: Trust, rate: float, noise: float, steps: int

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import slow_but
 from scipy.stats import beta, norm
 from torch import Tensor
 
@@ -93,9 +94,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("records", "published"))) for name in KINDS]
-)
+@pytest.mark.parametrize("name", slow_but(["records"], KINDS))
 def test_halved_noise_is_flagged_in_19_of_20_seeds_and_right_noise_in_at_most_2(name: str) -> None:
     kind = KINDS[name]
     mu, right = kind.mu, [kind.audit(s, count=COUNT // 2) for s in range(SEEDS)]
