@@ -5,24 +5,38 @@ import functools
 import json
 import math
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import changes
 
+import raydiff as rd
+from raydiff.cli import arguments
+from raydiff.data import datasets
 from raydiff.data.datasets import Data, load
-from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, UnseenClients
+from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Pooled, UnseenClients
 from raydiff.data.tables.cells import Csv
 from raydiff.evaluation.evaluation_settings import Evaluation, RowAudit
-from raydiff.experiment import config, overrides
+from raydiff.experiment import config, overrides, presets as names, trial
+from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.measurements import _label_distance
 from raydiff.experiment.overrides import convert, flat, has_path, override, to_dict
+from raydiff.experiment.presets import PRESETS
+from raydiff.experiment.study import Arm, trials as trials_of, varying
+from raydiff.experiment.trial import resolve
+from raydiff.lookup import distinguishing_fields
 from raydiff.methods._averaging import Averaging
+from raydiff.methods.dpmerf import DPMERF
+from raydiff.methods.evolution import Evolution
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.scaffold import Scaffold
+from raydiff.methods.sketch import Sketch
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import UNet
 from raydiff.models.schedules import CosineBetas
@@ -30,6 +44,7 @@ from raydiff.models.training import Training
 from raydiff.papers.feddistr.latent.model import LatentModel
 from raydiff.papers.feddistr.method import FedDistr
 from raydiff.papers.pfdm.method import PFDM
+from raydiff.privacy import accountants
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.filters import Budget
 from raydiff.settings import alternatives
@@ -349,3 +364,306 @@ def test_paths(tiny: Experiment) -> None:
     assert all(has_path(tiny, path) for path in fields(tiny))
     for path in ("method.rounds", "method.epsilon.x", "x", "", "method."):
         assert not has_path(tiny, path), path
+
+
+# --- Experiment files: a preset with changes, axes, and errors that say where
+
+
+WHOLE = """\
+preset = "digits"
+clients = 4
+
+[data]
+name = "digits"
+public = 200
+labels = []
+
+[method]
+epsilon = "none"
+t0 = 3
+
+[method.model.network]
+kind = "unet"
+widths = [32, 64]
+
+[grid]
+method.t0 = [1, 5]
+seed = [0, 1]
+"""
+
+
+def at(tmp_path: Path, text: str = WHOLE) -> str:
+    path = tmp_path / "my own.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_file_is_its_preset_with_what_it_says(tmp_path: Path) -> None:
+    name, study, rest = arguments.preset([at(tmp_path), "--seed", "3"])
+    expected = override(
+        PRESETS["digits"]().experiment,
+        {
+            "clients": 4,
+            "data.public": 200,
+            "method.epsilon": None,
+            "method.t0": 3,
+            "method.model.network": UNet,
+            "method.model.network.widths": (32, 64),
+        },
+    )
+    assert name == "my-own" and rest == ["--seed", "3"]
+    assert study.experiment == expected
+    assert study.grid == {"method.t0": (1, 5), "seed": (0, 1)}
+    assert study.beside == PRESETS["digits"]().beside
+    assert rd.preset(at(tmp_path)) == study
+
+
+def test_without_axes_those_of_the_preset_stay_that_the_file_leaves_open(tmp_path: Path) -> None:
+    study = rd.preset(at(tmp_path, 'clients = 3\n[method]\nkind = "fedavg"\n'))
+    assert isinstance(study.experiment.method, FedAvg)
+    assert list(study.grid) == ["method.model.schedule"]  # It has neither epsilon nor, any more, clients.
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "says"),
+    [
+        ("clients = 4", "cliens = 4", r"unknown field --cliens; did you mean clients\?"),
+        ("[32, 64]", '["a"]', "--method.model.network.widths must be some values, each an integer, got 'a'"),
+        ('"unet"', '"unt"', r"--method\.model\.network must be one of mlp, unet, .*, got 'unt'; did you mean"),
+        ("[1, 5]", '[1, "x"]', r"--method\.t0 must be an integer or none, got 'x'"),
+        ('"digits"\nclients', '"digit"\nclients', r"--preset must be one of .*; did you mean digits\?"),
+        ("clients = 4", "clients =", "Invalid value .at line 2"),
+        ("clients = 4", "clients = 0", "clients must be at least 1, got 0"),
+        ("[grid]", "[search]\nsamples = 0\n[grid]", "search.samples must be at least 1, got 0"),
+        ("[grid]", "[search]\nsampels = 2\n[grid]", r"search.sampels is no field of Search; did you mean samples\?"),
+        (
+            "[grid]",
+            '[search.space]\nseed = "normal:1,2"\n[grid]',
+            "a sampled field looks like .*'seed=normal:1,2'",
+        ),
+        ("[grid]", '[runtime]\nnoise_secret = "aa"\n[grid]', "must not be where others can read it"),
+    ],
+)
+def test_bad_files_are_refused_in_one_sentence_that_names_the_field(
+    tmp_path: Path, was: str, now: str, says: str
+) -> None:
+    path = at(tmp_path, WHOLE.replace(was, now))
+    with pytest.raises(ValueError, match=says) as error:
+        rd.preset(path)
+    assert str(error.value).startswith(path) and "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="No such file"):
+        rd.preset(str(tmp_path / "gone.toml"))
+    (tmp_path / "bad.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match=r"bad\.toml: .*codec can't decode"):
+        rd.preset(str(tmp_path / "bad.toml"))
+
+
+# --- How the trials of a study are called
+
+
+BASE = PRESETS["digits"]().experiment
+
+
+def test_fields_that_follow_from_others_tell_nothing() -> None:
+    settings = [{"a": 1, "b": "x", "c": 1}, {"a": 2, "b": "y", "c": 1}, {"a": 2, "b": "y", "c": 2}, {"a": 2, "b": "y"}]
+    assert distinguishing_fields(settings, ["a", "b", "c"]) == ["a", "c"]
+    assert distinguishing_fields(settings, ["c", "b", "a"]) == ["c", "b"]
+    assert distinguishing_fields(settings[:1], ["a", "b", "c"]) == []
+
+
+def test_a_trial_is_called_by_what_tells_it_from_others_of_its_method() -> None:
+    alone = override(replace(BASE, method=LocalOnly()), {"seed": 1, "method.local.steps": 7})
+    trials = [BASE, override(BASE, {"method.epsilon": 50.0}), alone, override(alone, {"seed": 2})]
+    name = varying(trials)
+    assert [name(e) for e in trials] == [
+        "PFDM epsilon=10",
+        "PFDM epsilon=50",
+        "LocalOnly seed=1",
+        "LocalOnly seed=2",
+    ]
+
+
+def test_what_will_be_drawn_is_named_though_all_have_one_value_yet() -> None:
+    assert varying([BASE], ["method.clip"])(BASE) == f"PFDM clip={BASE.method.clip:g}"
+
+
+# --- What is measured of a trial; the rest of it is seen in test_trial.py
+
+
+def test_labels_that_differ_raise_the_ceiling_by_their_total_variation(tiny: Experiment) -> None:
+    """Two clients with all classes, five often and five seldom, are together like the test split; one is not."""
+    resolved = resolve(tiny)
+    dataset = load(resolved.data)
+    parts = shares(resolved, dataset)
+    test = dataset.splits["test"].labels[:, 0].bincount(minlength=10).double()
+    mixes = [dataset.splits["train"].labels[part, 0].bincount(minlength=10).double() for part in parts]
+    apart = float((mixes[0] / mixes[0].sum() - test / test.sum()).abs().sum() / 2)
+    assert _label_distance(resolved, [0]) == pytest.approx(apart) and apart > 0.2
+    each = [m / m.sum() for m in mixes]  # both have more records than are attacked
+    together = float(((each[0] + each[1]) / 2 - test / test.sum()).abs().sum() / 2)
+    assert _label_distance(resolved, [0, 1]) == pytest.approx(together, abs=1e-12) and together < apart / 1.5
+    assert _label_distance(resolved, []) == 0
+
+
+# --- Presets build, and their public numbers are what they say
+
+
+def public_images(data):
+    """Of the public split; a cap on the training records moves no other split, and saves reading them."""
+    return datasets.load(replace(data, train=100)).splits["public"].images
+
+
+CLIPPED = {name for name, study in names.PRESETS.items() if isinstance(study().experiment.method, PFDM)}
+SEARCHED = ["spire-digits", "spire-mnist14"]  # The rates of their arms are not the paper's.
+COMPARED = [name for name, study in names.PRESETS.items() if study().experiment.unseen]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CLIPPED - {"cifar10", "colour-mnist"}))  # these have the paper's clip
+def test_clip_is_the_median_norm_of_the_public_split(name, data_root):
+    experiment = names.PRESETS[name]().experiment
+    origin = {"grey": 0.0, "black": -1.0}[experiment.method.center]
+    public = (public_images(experiment.data) - origin).flatten(1).norm(dim=1)
+    assert experiment.method.clip == pytest.approx(float(public.median()), abs=0.05)
+
+
+def test_coloured_pictures_are_clipped_around_black_to_the_papers_norm():
+    """Its C = 10 is for pixels on [0, 1]; on [-1, 1] differences are twice as large."""
+    large, small = (names.PRESETS[name]().experiment.method for name in ("colour-mnist", "collaboration-colour"))
+    assert (large.clip, large.center, small.center) == (2 * 10, "black", "black")
+
+
+def test_digits_needs_no_data_folder(monkeypatch):
+    monkeypatch.delenv("RAYDIFF_DATA", raising=False)
+    assert trial.resolve(names.PRESETS["digits"]().experiment).method.model.shape == (1, 8, 8)
+
+
+@pytest.mark.parametrize("name", ["collaboration", "collaboration-colour", "frontier"])
+def test_a_centred_clip_is_the_median_norm_around_the_public_mean(name, data_root):
+    study = names.PRESETS[name]()
+    public = public_images(study.experiment.data)
+    clips = {arm.changes["method.clip"] for arm in study.beside if arm.changes.get("method.center") == "public"}
+    assert len(clips) == 1
+    assert clips.pop() == pytest.approx(float((public - public.mean(0)).flatten(1).norm(dim=1).median()), abs=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names.PRESETS)
+def test_the_trials_of_a_preset_differ(name):
+    study = names.PRESETS[name]()
+    trials = trials_of(study.experiment, study.grid, study.beside)
+    assert len({e.digest for e in trials}) == len(trials) > 1
+
+
+DIFFER = {("frontier", "PFDM", "DPSGD"): {"method.accountant": ("exact", "pld")}}  # each the tightest that it has
+
+
+@pytest.mark.parametrize("name", names.PRESETS)
+def test_arms_differ_in_nothing_but_what_they_declare(name):
+    """And every denoiser of pictures has the one recipe, which a preset derived from another could lose."""
+    study = names.PRESETS[name]()
+    base = overrides.flat(study.experiment)
+    for arm in (Arm(), *study.beside):
+        experiment = arm.apply(study.experiment)
+        other = overrides.flat(experiment)
+        apart = {k: (base[k], other[k]) for k in base.keys() & other.keys() - {"method"} if base[k] != other[k]}
+        declared = tuple(f"{path}." for path in arm.changes if path != "method")
+        undeclared = {k: v for k, v in apart.items() if not f"{k}.".startswith(declared)}
+        assert undeclared == DIFFER.get((name, base["method"], other["method"]), {})
+        if isinstance(model := getattr(experiment.method, "model", None), DDPM):
+            assert (model.prediction, model.levels) == ("edm", "lognormal")
+            assert isinstance(model.network, UNet) or model.network.skip
+
+
+@pytest.mark.parametrize("name", [name for name in COMPARED if name not in SEARCHED])
+def test_the_arms_of_a_comparison_for_unseen_clients_differ_in_the_method_alone(name):
+    study = names.PRESETS[name]()
+    trials = trials_of(study.experiment, {}, study.beside)
+    assert [type(e.method).__name__ for e in trials] == ["SPIRE", "FedAvg", "SharedRep", "PerFedAvg", "LocalOnly"]
+    spire, *others = (e.method for e in trials)
+    assert not spire.model.conditional and spire.joining.steps == 100
+    for method in others:
+        assert (method.model, method.local, method.sampling) == (spire.model, spire.local, spire.sampling)
+        rounds = spire.rounds if hasattr(method, "averaging") else 1
+        assert method.rounds == rounds and getattr(method, "averaging", spire.averaging) == spire.averaging
+        assert getattr(method, "joining", spire.joining).steps == 100
+
+
+@pytest.fixture(scope="module")
+def frontier():
+    """The resolved methods of its arms."""
+    study = names.PRESETS["frontier"]()
+    return [trial.resolve(e).method for e in trials_of(study.experiment, {}, study.beside)]
+
+
+def test_the_frontier_has_every_kind_of_guarantee_and_differs_in_method_and_privacy_alone(frontier):
+    methods = frontier
+    trained = [m for m in methods if not isinstance(m, Sketch | DPMERF | Evolution)]
+    assert len({(m.local, m.model, m.sampling) for m in trained}) == 1
+    averaged = [m.averaging for m in methods if hasattr(m, "averaging")]
+    assert {a.weights for a in averaged} == {"uniform"}
+    privacy = [a.privacy and (a.privacy.trust, a.privacy.epsilon) for a in averaged]
+    assert [p for p in privacy if p] == [("local", 10.0), ("central", 10.0)] and privacy[-1] is None
+    assert [type(m).__name__ for m in methods[-2:]] == ["FedAvg", "LocalOnly"]
+
+
+def test_all_that_states_an_epsilon_per_example_under_replace_one_stands_in_one_column(frontier):
+    """At the same five epsilons, of which each arm is charged at least four fifths."""
+    targets = {}
+    for method in frontier:
+        event = method.upload_event(423, 0)
+        if getattr(event, "unit", None) == "example" and event.relation == "replace_one":
+            assert event.trust == "local" and method.delta == 1e-5
+            arm = f"{type(method).__name__}{' centred' if getattr(method, 'center', None) == 'public' else ''}"
+            arm += " refined" if getattr(method, "refine", 0) else ""
+            targets.setdefault(arm, []).append(method.epsilon)
+            events = [method.upload_event(423, r) for r in range(method.rounds)]
+            epsilon = accountants.epsilon_of(events, 1e-5, method.accountant)
+            assert 0.8 * method.epsilon < epsilon <= method.epsilon * (1 + 1e-6), arm
+    assert {arm: sorted(epsilons) for arm, epsilons in targets.items()} == {
+        arm: [0.5, 1.0, 3.0, 10.0, 50.0]
+        for arm in ("PFDM", "PFDM centred", "Sketch centred", "Sketch centred refined", "DPMERF", "Evolution", "DPSGD")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tabular-adult", "tabular-german"])
+def test_every_arm_on_a_table_resolves_with_a_fifth_of_the_rows_as_members(name, data_root):
+    study = names.PRESETS[name]()
+    trials = [trial.resolve(e) for e in trials_of(study.experiment, {**study.grid, "seed": (0,)}, study.beside)]
+    assert all(e.data.test == 4 * e.data.train and e.evaluation.attacks for e in trials)
+    kinds = Counter((type(e.method).__name__, e.clients, type(e.method.model.schedule).__name__) for e in trials)
+    of_local = {("LocalOnly", 1, "Linear"): 10, ("LocalOnly", 1, "Sigmoid"): 4, ("LocalOnly", 1, "Cosine"): 2}
+    assert kinds == {**of_local, ("FedAvg", 4, "Linear"): 10}
+    epochs = {round(e.method.local.steps * e.method.local.batch * e.clients / e.data.train) for e in trials}
+    assert len({e.method.model.counts for e in trials}) == 1 and max(epochs) <= 100 and min(epochs) >= 99
+    assert {e.method.model.steps for e in trials} == {20, 30}
+
+
+def test_arms_keep_to_the_axes_that_were_asked_for():
+    study = names.PRESETS["collaboration"]()
+    base = overrides.override(study.experiment, {"method.clip": 5.0})
+    trials = trials_of(base, {"method.epsilon": (20.0, None)}, study.beside)
+    methods = [e.method for e in trials if isinstance(e.method, PFDM)]
+    assert {m.epsilon for m in methods} == {20.0, None}
+    depths = {m.center: m.depth for m in methods if m.epsilon}
+    at = [(m.start, m.center, m.t0) for m in methods if m.epsilon is None]
+    real = [("real", center, depths[center]) for center in ("grey", "public")]
+    assert at == [("denoiser", "grey", None), ("denoiser", "grey", depths["grey"]), *real]
+
+
+def test_feddistr_is_compared_on_the_same_clients_and_classifier():
+    study = names.PRESETS["feddistr-cifar100"]()
+    axes = {"seed": (0,), "partition.xi": (0.0, 0.385), "clients": (5, 10)}
+    trials = trials_of(study.experiment, axes, study.beside)
+    pooled = [e for e in trials if isinstance(e.partition, Pooled)]
+    assert [(type(e.method).__name__, e.clients) for e in pooled] == [("LocalOnly", 1)] * 2
+    control, central = (e.method for e in pooled)
+    assert control == replace(central, public_only=True) and not central.public_only
+    shared = {e.method.classifier if isinstance(e.method, FedDistr) else e.method.model for e in trials}
+    assert shared == {study.experiment.method.classifier}
+    cells = {(e.clients, e.partition.xi) for e in trials if e not in pooled}
+    assert cells == {(clients, xi) for clients in (5, 10) for xi in (0.0, 0.385)}
