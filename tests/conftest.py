@@ -28,6 +28,7 @@ SHARING = {
 }
 """Files outside `runtime` that share a process, since they share an undisturbed sweep or a cluster."""
 LONG = ("test_hangs",)  # files that take longer than all but these groups
+MINUTES = ("test_bench", "test_attack", "test_docs", "test_init", "test_main_job")  # in the slow suite, after Ray's
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,7 +45,14 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest groups come first, see `pytest_xdist_make_scheduler`: of the survival suite, then that on Ray."""
-    items.sort(key=lambda i: (i.path.stem not in SHARING, i.path.stem not in LONG, i.path.parent != RAY))
+    items.sort(
+        key=lambda i: (
+            i.path.stem not in SHARING,
+            i.path.stem not in LONG,
+            i.path.parent != RAY,
+            i.path.stem not in MINUTES,
+        )
+    )
 
 
 @pytest.hookimpl(optionalhook=True)

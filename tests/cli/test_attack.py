@@ -92,17 +92,17 @@ def test_a_reading_at_1_percent_needs_500_nonmembers() -> None:
 
 @pytest.mark.slow
 def test_it_finds_what_a_small_model_memorised(tiny: Experiment, storage, tmp_path: Path, data_root: Path) -> None:
-    """465 epochs of 1,100 digits without protection, 46 for each of the 10 timesteps: by shadows a fifth of the members
+    """186 epochs of 1,100 digits without protection, 46 for each of the 4 timesteps: by shadows a fifth of the members
     and more are found at one false alarm in a hundred, where a single threshold finds next to none.
 
     MNIST, for a rate at 1 % takes 500 non-members to calibrate and 500 to evaluate."""
-    training = Training(steps=2000, batch=256)
-    method = LocalOnly(model=DDPM(network=MLP(width=256, depth=2), timesteps=10), local=training)
+    training = Training(steps=800, batch=256)
+    method = LocalOnly(model=DDPM(network=MLP(width=256, depth=2), timesteps=4), local=training)
     sizes = {"train": 1100, "public": 0, "validation": 0, "calibration": 800, "test": 800}
     data = Data(name="mnist", root=str(data_root), size=8, **sizes)
     alone = type(storage)(tmp_path)
     alone.finish("memorised", replace(tiny, method=method, data=data, clients=1, partition=Pooled(), evaluation=None))
-    assert attack.main(call(alone, tmp_path / "out", "memorised --shadows 8")) == 0
+    assert attack.main(call(alone, tmp_path / "out", "memorised --shadows 4")) == 0
     kept = json.loads((tmp_path / "out" / "readings.json").read_text())["readings"]
     loss, quantile, *shadowed = kept
     assert [row["attack"] for row in kept] == READINGS and loss["n_nonmembers"] >= 500

@@ -149,7 +149,7 @@ def test_a_node_is_gone_before_its_workers_have_begun(tmp_path, monkeypatch, nod
     (tmp_path / "storage").mkdir()
     monkeypatch.setattr(tuner, "Coordinator", Trainable)
     sweep = Federated(tmp_path / "storage", "--grid", "seed=0")
-    assert sweep.run("--runtime.workers=3", "--runtime.revive-s=5", meanwhile=kill, seconds=90) == 0
+    assert sweep.run("--runtime.workers=3", "--runtime.revive-s=5", meanwhile=kill, seconds=300) == 0
     assert "nodes were lost: going on with 2 worker(s) per trial\n" in capsys.readouterr().out
     check_unharmed(sweep, expected, trials=1)
 
