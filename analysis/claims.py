@@ -35,6 +35,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,12 +44,14 @@ import pandas as pd
 
 from analysis.origin import origin_of, preset_of
 from raydiff.__main__ import leave
+from raydiff.cli.options import StorageOptions, parse, positional
 from raydiff.formats.csv_files import read_csv
 from raydiff.formats.intervals import excludes_zero, format_interval, student
 from raydiff.formats.tables import Table, publish, strong
 from raydiff.report import load
 from raydiff.report.load import Row
 from raydiff.report.sweep_view import open_sweep
+from raydiff.runtime.sweep_folder import sweep_named
 
 REPRODUCED = "reproduced"
 NOT = "not reproduced"
@@ -216,12 +219,30 @@ def _read(path: Path) -> pd.DataFrame:
     return table.assign(sweep=preset_of(sweep) or sweep.name, made=origin_of(sweep))
 
 
+@dataclass(frozen=True, kw_only=True)
+class SweepsOptions(StorageOptions):
+    """Options of a program that reads several sweeps."""
+
+    sweeps: tuple[str, ...] = positional()
+    """Names of sweeps, or files of this program."""
+    out: Path | None = None
+    """Folder to write (default: report in the first sweep)."""
+
+    def find(self) -> tuple[list[Path], Path]:
+        """(the sweeps' folders or files, the folder to write). Raises ValueError where there is none."""
+        files = [Path(name) for name in self.sweeps]
+        found = [file if file.is_file() else sweep_named(str(file), self.storage) for file in files]
+        return found, self.out or found[0] / "report"
+
+
 def main(argv: Sequence[str]) -> None:
     """Print a table for each sweep and its origin, and write the files."""
-    options = load.arguments(__doc__, argv, several=True)
-    tables = {name: rows for path in options.sweeps for name, rows in _read(path).groupby("sweep", sort=False)}
+    folders, out = parse(SweepsOptions, argv, __doc__).find()
+    tables: dict[str, pd.DataFrame] = {}
+    for path in folders:
+        tables |= {str(name): rows for name, rows in _read(path).groupby("sweep", sort=False)}
     table = pd.concat(tables.values())
-    publish(options.out, "claims", page(table), {"claims": table})
+    publish(out, "claims", page(table), {"claims": table})
 
 
 if __name__ == "__main__":

@@ -14,17 +14,19 @@ import itertools
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from raydiff.__main__ import leave
+from raydiff.cli.options import parse
+from raydiff.cli.report import FinishedSweepOptions
 from raydiff.formats.intervals import format_interval, interval, ratio
 from raydiff.formats.tables import Table, publish
 from raydiff.models.samplers import SAMPLERS
 from raydiff.report import load
 from raydiff.report.load import column
+from raydiff.report.paired import pair_by_seed
 
 PAIRS = (
     ("pfdm", "localonly"),
@@ -48,16 +50,16 @@ CELL = ["minority", "epsilon", "sampler"]
 NONE = -1.0  # epsilon of arms that have none, in the key of a group
 
 
-def distances(sweep: Path) -> pd.DataFrame:
+def distances(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
     """arm, minority, epsilon (infinite without noise, NaN for arms that have none), seed, sampler, distance.
 
-    Raises ValueError where the sweep is not of such a preset.
+    From `load.runs` and `load.rounds`. Raises ValueError where the sweep is not of such a preset.
     """
-    runs = load.finished(load.runs(sweep))
+    runs = load.finished(runs)
     measured = any(f"final/eval/{sampler}/fd_cnn/minor" in runs for sampler in SAMPLERS)
     if not measured or "partition.minority" not in runs or runs["partition.minority"].isna().all():
-        raise ValueError(f"{sweep} has no finished trials with feature distances and a partition.minority")
-    of_depths = _epsilons_of_depths(runs, load.rounds(sweep))
+        raise ValueError("there are no finished trials with feature distances and a partition.minority")
+    of_depths = _epsilons_of_depths(runs, rounds)
     rows = []
     for run in runs.to_dict("records"):
         arm = _arm(run)
@@ -107,18 +109,18 @@ def differences(table: pd.DataFrame) -> pd.DataFrame:
         mine = table[table["arm"] == arm]
         theirs = table[table["arm"] == against]
         on = [name for name in CELL[:2] if mine[name].notna().any() and theirs[name].notna().any()]
-        both = mine.merge(theirs, on=["seed", "sampler", *on], suffixes=("", "_other"))
+        both = pair_by_seed(mine, theirs, ["seed", "sampler", *on], "distance")
         for name in CELL[:2]:
-            if f"{name}_other" in both:  # An arm without this field is the same in every cell.
-                both[name] = both[name].fillna(both[f"{name}_other"])
+            if f"{name}_base" in both:  # An arm without this field is the same in every cell.
+                both[name] = both[name].fillna(both[f"{name}_base"])
         for row, pairs in load.groups(both, CELL):
             row |= {"arm": arm, "against": against, "n": len(pairs)}
-            row |= {"arm_mean": pairs["distance"].mean(), "against_mean": pairs["distance_other"].mean()}
-            row |= interval(pairs["distance"] - pairs["distance_other"])
+            row |= {"arm_mean": pairs["distance"].mean(), "against_mean": pairs["distance_base"].mean()}
+            row |= interval(pairs["difference"])
             best = table[table["arm"] == PERFECT.get((arm, against))]
             best = pairs.merge(best, on=[*CELL, "seed"], suffixes=("", "_best"))
-            gains = (best[name] - best["distance_other"] for name in ("distance", "distance_best"))
-            rows.append(row | dict(zip(SHARE, ratio(*gains), strict=True)))
+            share = ratio(best["difference"], best["distance_best"] - best["distance_base"])
+            rows.append(row | dict(zip(SHARE, share, strict=True)))
     names = [*CELL, "arm", "against", "arm_mean", "against_mean", "n", "mean", "low", "high", *SHARE]
     return pd.DataFrame(rows, columns=names)
 
@@ -154,9 +156,9 @@ def _cell(row: Mapping[Any, Any]) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Print the table and write the files."""
-    options = load.arguments(__doc__, argv)
-    table = differences(distances(options.sweep))
-    publish(options.out, "paired", str(shown_table(table)), {"paired": table})
+    sweep, out = parse(FinishedSweepOptions, argv, __doc__).open()
+    table = differences(distances(sweep.runs, sweep.rounds))
+    publish(out, "paired", str(shown_table(table)), {"paired": table})
 
 
 if __name__ == "__main__":

@@ -18,13 +18,15 @@ import pandas as pd
 
 from analysis.loss_plots import CELL, CENTRAL, FEDDISTR, LATENTS, LEVELS, PUBLIC, draw
 from raydiff.__main__ import leave
+from raydiff.cli.options import parse
+from raydiff.cli.report import FinishedSweepOptions
 from raydiff.formats import rounding
 from raydiff.formats.intervals import excludes_zero, format_interval, interval
 from raydiff.formats.tables import Table, publish, span
-from raydiff.report import load
 from raydiff.report.frontier.rows import settings
 from raydiff.report.guarantees import guarantee_of
 from raydiff.report.load import Row, column, finished, groups, records
+from raydiff.report.paired import pair_by_seed
 
 ARM = ["base", "name", "rounds", "target"]
 AXES = ("clients", "partition", "partition.xi", "method.rounds", "method.upload", "method.epsilon")
@@ -137,10 +139,10 @@ def differences(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for name, mine in table[table["ours"]].groupby("name"):
         for arm, other in groups(table.drop(index=mine.index), [*ARM, *CELL]):
-            both = mine.merge(other, on=[*CELL, "seed"], suffixes=("", "_other"))
+            both = pair_by_seed(mine, other, [*CELL, "seed"], "loss")
             if len(both):
                 row = arm | {"ours": name, "epsilon": other["epsilon"].max(skipna=False), "n": len(both)}
-                rows.append(row | interval(both["loss"] - both["loss_other"]))
+                rows.append(row | interval(both["difference"]))
     rows.sort(key=lambda row: (row["ours"], *order(row)))
     return pd.DataFrame(rows, columns=["ours", *ARM, "epsilon", *CELL, "n", "mean", "low", "high"])
 
@@ -243,12 +245,12 @@ def _number(value: float) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Print the tables and write the files."""
-    options = load.arguments(__doc__, argv)
-    runs = load.runs(options.sweep)
+    sweep, out = parse(FinishedSweepOptions, argv, __doc__).open()
+    runs = sweep.runs
     try:
         table = readings(runs)
     except ValueError as e:
-        raise ValueError(f"{options.sweep} cannot be read as a sweep of FedDistr: {e}") from None
+        raise ValueError(f"{sweep.folder} cannot be read as a sweep of FedDistr: {e}") from None
     rows = summary(table)
     pairs = differences(table)
     table2 = convergence(table)
@@ -256,8 +258,8 @@ def main(argv: Sequence[str]) -> None:
     if left := len(runs) - table["digest"].nunique():
         parts.append(f"Left out: {left} of {len(runs)} trials, not finished, without an accuracy or without an xi.")
     files = {"feddistr-losses": rows, "feddistr-paired": pairs, "feddistr-convergence": table2}
-    publish(options.out, "feddistr", "\n\n".join(parts), files)
-    draw(rows, options.out)
+    publish(out, "feddistr", "\n\n".join(parts), files)
+    draw(rows, out)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,13 @@ from typing import Any
 import pandas as pd
 
 from raydiff.__main__ import leave
+from raydiff.cli.options import parse
+from raydiff.cli.report import FinishedSweepOptions
 from raydiff.formats import plots
 from raydiff.formats.intervals import format_interval, interval
 from raydiff.formats.tables import Table, publish, span
-from raydiff.report import load
 from raydiff.report.load import column, finished, groups
+from raydiff.report.paired import pair_by_seed
 
 CAVEAT = (
     "pDP bounds hold for a perfectly trained model, without training error; they depend on the data, are confidential "
@@ -61,17 +63,17 @@ def removal(runs: pd.DataFrame) -> pd.DataFrame:
     for arm, trials in groups(finished(runs).dropna(subset=LARGEST), [*ARM, CONDITIONAL, BATCH]):
         if trials[REMOVE].nunique() < 2:
             continue
-        whole = trials[trials[REMOVE] == 0].set_index(SPLIT)[[*LESS]]
+        whole = trials[trials[REMOVE] == 0]
         for fraction, part in trials.groupby(REMOVE):
             row = {**arm, "removed": fraction, "n": len(part), "tv_pairs": column(part, f"{EVAL}tv_pairs").mean()}
             row["infinite"] = int((part[LARGEST] == math.inf).sum())
             row |= {f"bound_{name}": part[f"final/pdp/own/{name}"].mean() for name in ("largest", "mean")}
             row |= {"vacuous": part["final/pdp/own/vacuous_share"].mean(), **_means(part)}
             row |= interval(part[f"{EVAL}accuracy"], "accuracy", "accuracy_")
-            less = (part.set_index(SPLIT)[[*LESS]] - whole).dropna() if fraction else whole.iloc[:0]
             for reading, name in LESS.items():
-                finite = less[reading].abs().lt(math.inf).all()
-                row |= interval(less[reading] if finite else less[reading].iloc[:0], name, f"{name}_")
+                less = pair_by_seed(part, whole, SPLIT, reading)["difference"].dropna()
+                compared = bool(fraction) and less.abs().lt(math.inf).all()
+                row |= interval(less if compared else less[:0], name, f"{name}_")
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -133,8 +135,8 @@ def _shown(row: Mapping[Any, Any], name: str, form: str = ".3f") -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Print the tables and write the files."""
-    options = load.arguments(__doc__, argv)
-    write(load.runs(options.sweep), options.out, what=str(options.sweep))
+    sweep, out = parse(FinishedSweepOptions, argv, __doc__).open()
+    write(sweep.runs, out, what=sweep.name)
 
 
 def write(runs: pd.DataFrame, out: Path, *, what: str) -> None:

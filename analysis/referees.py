@@ -15,9 +15,10 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from analysis.claims import rows_of, values, where
+from analysis.claims import SweepsOptions, rows_of, values, where
 from analysis.origin import origin_of
 from raydiff.__main__ import leave
+from raydiff.cli.options import parse
 from raydiff.formats.intervals import format_interval, interval
 from raydiff.formats.tables import Table, publish, short, span
 from raydiff.report import load
@@ -71,13 +72,13 @@ def shown_table(rows: pd.DataFrame) -> Table:
 
 def main(argv: Sequence[str]) -> None:
     """Print the table and the sweeps' origins, and write the files."""
-    options = load.arguments(__doc__, argv, several=True)
-    sweeps = [open_sweep(folder) for folder in options.sweeps]
+    folders, out = parse(SweepsOptions, argv, __doc__).find()
+    sweeps = [open_sweep(folder) for folder in folders]
     rows = beside(pd.concat([sweep.runs for sweep in sweeps]))
     if rows.empty:
-        raise ValueError(f"{', '.join(map(str, options.sweeps))}: no finished trial of a published cell")
+        raise ValueError(f"{', '.join(map(str, folders))}: no finished trial of a published cell")
     page = "\n\n".join([str(shown_table(rows)), *map(origin_of, sweeps)])
-    publish(options.out, "referees", page, {"referees": rows})
+    publish(out, "referees", page, {"referees": rows})
 
 
 if __name__ == "__main__":

@@ -12,33 +12,35 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import pandas as pd
 
 from raydiff.__main__ import leave
+from raydiff.cli.options import parse
+from raydiff.cli.report import FinishedSweepOptions
 from raydiff.formats.intervals import format_interval, interval
 from raydiff.formats.tables import Table, publish, span
-from raydiff.models.samplers import MEASURED
 from raydiff.report import load
 from raydiff.report.load import column
+from raydiff.report.paired import pair_by_seed
 
 GROUPS = {"eval": "clients", "unseen": "unseen"}
 """Split of a reading -> whose it is: clients of the federation, or unseen clients that join after it."""
 
 
-def readings(sweep: Path, sampler: str | None = None) -> pd.DataFrame:
-    """One row per finished trial.
+def readings(runs: pd.DataFrame, sampler: str | None = None) -> pd.DataFrame:
+    """One row per finished trial, from `load.runs`.
 
     Columns: digest, method, seed, clients and unseen, each with its noise floor and its copies (the fraction of samples
     that are near training records), then parameters, share (the fraction of all), seconds. `sampler` names the chain
     (ddim or ancestral); None: the configured one. Raises ValueError where nobody joined.
     """
-    runs = load.finished(load.runs(sweep))
+    runs = load.finished(runs)
     name = f"{sampler}/kd_cnn/all" if sampler else "kd_cnn/all"
     if f"final/unseen/{name}" not in runs or not len(runs):
-        raise ValueError(f"{sweep} has no finished trials that measured clients which joined later")
+        raise ValueError("there are no finished trials that measured clients which joined later")
     out = runs[["digest", "method", "seed"]].assign(method=[_name(r) for r in runs.to_dict("records")])
     for split, group in GROUPS.items():
         out[group], out[f"{group}_floor"] = runs[f"final/{split}/{name}"], runs[f"final/{split}/kd_cnn/all_floor"]
@@ -66,9 +68,9 @@ def table(readings: pd.DataFrame, first: str) -> pd.DataFrame:
         row: dict[str, Any] = {"method": method, "n": len(theirs)}
         copies = [f"{group}_copies" for group in GROUPS.values()]
         row |= {c: theirs[c].mean() for c in (*GROUPS.values(), *copies, "parameters", "share", "seconds")}
-        both = mine.merge(theirs, on="seed", suffixes=("_first", ""))
         for group in GROUPS.values():
-            row |= interval(both[f"{group}_first"] - both[group], f"{group}_gap", f"{group}_")
+            gaps = pair_by_seed(mine, theirs, ["seed"], group)["difference"]
+            row |= interval(gaps, f"{group}_gap", f"{group}_")
         rows.append(row)
     rows.sort(key=lambda row: (row["method"] != first, row["unseen"]))
     return pd.DataFrame(rows)
@@ -91,14 +93,21 @@ def shown_table(readings: pd.DataFrame, rows: pd.DataFrame) -> Table:
     return Table(header, lines, note=f"n = {span(rows['n'])} seeds; noise floors (real against real): {floors}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnseenOptions(FinishedSweepOptions):
+    sampler: Literal["ancestral", "ddim"] | None = None
+    """The chain (default: the configured one)."""
+    first: str = "SPIRE"
+    """The method that the others are compared with."""
+
+
 def main(argv: Sequence[str]) -> None:
     """Print the table and write the files."""
-    sampler = {"choices": MEASURED, "help": "the chain (default: the configured one)"}
-    first = {"default": "SPIRE", "help": "the method that the others are compared with"}
-    options = load.arguments(__doc__, argv, sampler=sampler, first=first)
-    measured = readings(options.sweep, options.sampler)
+    options = parse(UnseenOptions, argv, __doc__)
+    sweep, out = options.open()
+    measured = readings(sweep.runs, options.sampler)
     rows = table(measured, options.first)
-    publish(options.out, "unseen", str(shown_table(measured, rows)), {"unseen": rows})
+    publish(out, "unseen", str(shown_table(measured, rows)), {"unseen": rows})
 
 
 if __name__ == "__main__":

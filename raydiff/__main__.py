@@ -40,9 +40,9 @@ COMMANDS = {
         "canary": ("cli.canary", "does a method leak more than its ledger says?"),
     },
     "finished sweeps": {
-        "report": ("report.page", "a page with tables and pictures"),
-        "frontier": ("report.frontier.command", "privacy against quality: the table and the picture"),
-        "paired": ("report.paired", "each setting minus another one, seed by seed, with an interval"),
+        "report": ("cli.report", "a page with tables and pictures"),
+        "frontier": ("cli.frontier", "privacy against quality: the table and the picture"),
+        "paired": ("cli.paired_command", "each setting minus another one, seed by seed, with an interval"),
     },
 }
 """Topic -> command -> (its module below `raydiff`, whose `main` takes the arguments; a line about it)."""

@@ -322,11 +322,11 @@ class Sweep:
         Returns:
             A row per setting.
         """
-        from raydiff.report import load
-        from raydiff.report.frontier import rows, text
+        from raydiff.report.frontier.text import brief
+        from raydiff.report.sweep_view import open_sweep
 
-        table = rows.frontier(self.runs, load.metrics(self.folder))
-        return table if all else text.brief(table)
+        view = open_sweep(self.folder)
+        return view.frontier if all else brief(view)
 
     def best(self) -> Run:
         """Find the best trial, by the sweep's `metric`, else by the measure that ranks the frontier.

@@ -12,7 +12,6 @@ from raydiff.cli import arguments
 from raydiff.cli.options import parse_known
 from raydiff.experiment import overrides, searchers
 from raydiff.experiment.presets import PRESETS
-from raydiff.report import load
 from raydiff.runtime import sweep_folder
 
 MODULES = {name: f"raydiff.{module}" for group in COMMANDS.values() for name, (module, _) in group.items()}
@@ -50,7 +49,7 @@ def parsed(name: str, words: list[str], patch: pytest.MonkeyPatch) -> tuple[Any,
         words = ["/a/copy" if word.startswith(BUCKETS) else word for word in words]
     with patch.context() as inner:
         inner.setattr(sweep_folder, "sweep_named", lambda *_: SWEEP)
-        for owner, attribute in ((module, "parse"), (module, "parse_known"), (load, "arguments")):
+        for owner, attribute in ((module, "parse"), (module, "parse_known")):
             if (parse := getattr(owner, attribute, None)) is not None:
                 inner.setattr(owner, attribute, lambda *a, _parse=parse, **k: stop(_parse, *a, **k))
         with pytest.raises(Parsed) as end:

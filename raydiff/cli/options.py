@@ -174,7 +174,9 @@ def _build(cls: type[T], words: dict[str, list[str]], unnamed: list[str]) -> T:
     for label, f in labels(cls).items():
         declared = hints_of(cls)[f.name]
         if "positional" in f.metadata and unnamed:
-            words[f.name] = [unnamed.pop(0)]
+            count = len(unnamed) if typing.get_origin(declared) is tuple else 1
+            words[f.name] = unnamed[:count]
+            del unnamed[:count]
         if f.name in words:
             is_flag = declared is bool and not words[f.name]
             try:

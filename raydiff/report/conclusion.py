@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pandas as pd
 
 from raydiff.experiment.study import trial_name
 from raydiff.formats import rounding
-from raydiff.formats.intervals import format_interval, student
-from raydiff.formats.json_files import flatten, read_json
+from raydiff.formats.intervals import excludes_zero, format_interval, student
 from raydiff.formats.metric_records import select_shown
 from raydiff.formats.tables import number, span
 from raydiff.lookup import bare_name
 from raydiff.report.attack_readings import WITH_CEILING, read_attacks
 from raydiff.report.frontier.rows import measure_in_words
-from raydiff.report.guarantees import adversary, guarantees
+from raydiff.report.guarantees import adversary, by_definition, guarantees
 from raydiff.report.load import Row, groups, records
-from raydiff.report.paired import ENDS, comparable_trials, mean_by_seed, pair_settings
+from raydiff.report.paired import ENDS, comparable_trials, mean_by_seed, pair_by_seed, pair_settings
 from raydiff.report.sweep_view import SweepView
 
 MEANS = 30  # settings whose mean is a run in MLflow
@@ -26,15 +25,15 @@ MEANS = 30  # settings whose mean is a run in MLflow
 
 def conclude(sweep: SweepView) -> tuple[list[str], list[str]]:
     """(sentences, a line for each cell, privacy definition and target epsilon)."""
-    seeds = sweep.trials["seed"].nunique()
+    seeds = sweep.seeds.nunique()
     first = f"{len(sweep.finished)} of {len(sweep.runs)} trials finished"
     first += f", with {seeds} seeds." if seeds > 1 else "; one seed: differences may be chance."
     if sweep.measure is None:
         return [f"{first} None has a measure of quality."], []
-    measure = measure_in_words(sweep.metrics[sweep.measure])
-    quality = f"{first} By {measure}, lower is better. The best of each line is chosen on the same numbers; "
-    quality += "differences have paired 95 % intervals."
-    return [text for text in (quality, _guaranteed(sweep), _attacked(sweep)) if text], list(_best_settings(sweep))
+    quality = f"{first} By {measure_in_words(sweep.measure)}, lower is better. The best of each line is chosen on the "
+    quality += "same numbers; differences have paired 95 % intervals."
+    sentences = [quality, _describe_guarantees(sweep), _describe_attacks(sweep)]
+    return [*filter(None, sentences)], list(_best_settings(sweep))
 
 
 def _best_settings(sweep: SweepView) -> Iterator[str]:
@@ -44,7 +43,7 @@ def _best_settings(sweep: SweepView) -> Iterator[str]:
     settings that cannot be told from it.
     """
     rows = pair_settings(sweep).sort_values("target", kind="stable")
-    seeds = {cell: mean_by_seed(group) for cell, group in comparable_trials(sweep).groupby("cell", sort=False)}
+    seeds = mean_by_seed(comparable_trials(sweep))
     several = rows[~rows["target"].isin([*ENDS])]["definition"].nunique() > 1
     for of, group in groups(rows, ["cell", "definition", "target"], sort=False):
         best, *others = records(group.sort_values("mean"))
@@ -52,38 +51,42 @@ def _best_settings(sweep: SweepView) -> Iterator[str]:
         where += "" if of["cell"] == "all trials" else f" ({of['cell']})"
         line = f"{where}: {best['arm']}, {number(best['mean'])}"
         if best["low"] is not None:
-            clear = "better than" if best["high"] < 0 else "worse than" if best["low"] > 0 else ""
+            sign = "better than" if best["high"] < 0 else "worse than"
+            verdict = sign if excludes_zero(best["low"], best["high"]) else "not distinguishable from"
             gain = format_interval(best["difference"], best["low"], best["high"], "+.3f")
-            line += f", {clear or 'not distinguishable from'} {best['base']} ({gain})"
-        ties = [row["arm"] for row in others if _is_tie(seeds[of["cell"]], row["setting"], best["setting"])]
+            line += f", {verdict} {best['base']} ({gain})"
+        by_setting = dict(list(seeds[seeds["cell"] == of["cell"]].groupby("setting")))
+        ties = [row["arm"] for row in others if _is_tie(by_setting[row["setting"]], by_setting[best["setting"]])]
         if ties:
             names = " and ".join(ties) if len(ties) < 3 else f"{len(ties)} other settings"
             line += f"; not distinguishable from {names}"
         yield line
 
 
-def _is_tie(by_seed: Mapping[str, pd.Series], one: str, other: str) -> bool:
+def _is_tie(one: pd.DataFrame, other: pd.DataFrame) -> bool:
     """Whether the 95 % interval of the difference of two settings holds 0; not for a single seed."""
-    _, low, high = student((by_seed[one] - by_seed[other]).dropna())
+    _, low, high = student(pair_by_seed(one, other, ["seed"], "value")["difference"])
     return low <= 0 <= high
 
 
-def _guaranteed(sweep: SweepView) -> str:
+def _describe_guarantees(sweep: SweepView) -> str:
     """Which methods carry a guarantee, against whom; which send nothing, and which have none."""
     stated = guarantees(sweep.finished).assign(method=sweep.finished["method"])
-    kinds = stated.apply(lambda row: row["guarantee"].definition or ENDS.get(row["epsilon"], "not recorded"), axis=1)
+    definitions = stated["guarantee"].map(lambda guarantee: guarantee.definition)
+    kinds = definitions.fillna(stated["epsilon"].map(ENDS)).fillna("not recorded")
     parts = []
     for kind, group in stated.groupby(kinds, sort=False):
         counts = group["method"].value_counts(sort=False).items()
         methods = ", ".join(f"{method} ({n} trial{'s' * (n > 1)})" for method, n in counts)
-        if group["guarantee"].iloc[0].definition is None:
-            parts.append(f"{kind.capitalize()}: {methods}.")
+        same = by_definition(group).get(str(kind))
+        if same is None:
+            parts.append(f"{str(kind).capitalize()}: {methods}.")
         else:
-            parts.insert(0, f"With a guarantee: {methods}, {kind}; against {adversary(group, kind)}.")
+            parts.insert(0, f"With a guarantee: {methods}, {kind}; against {adversary(same)}.")
     return " ".join([*parts, "Samples of a client's own model carry no guarantee."])
 
 
-def _attacked(sweep: SweepView) -> str:
+def _describe_attacks(sweep: SweepView) -> str:
     """The largest AUC of the attack that calibrates best, on what is shared and on clients' own models."""
     table = read_attacks(sweep)
     if table.empty:
@@ -95,11 +98,8 @@ def _attacked(sweep: SweepView) -> str:
         "what the others send or make of it": shared & (epsilon == math.inf),
         "clients' own models, which are not sent and which no epsilon covers": table["target"] == "client",
     }
-    parts = []
-    for words, which in attacked.items():
-        rows = table[which & (table["attack"] == "best")]
-        if len(rows):
-            parts.append(f"{_largest_auc(rows)} on {words}")
+    best = {words: table[which & (table["attack"] == "best")] for words, which in attacked.items()}
+    parts = [f"{_largest_auc(rows)} on {words}" for words, rows in best.items() if len(rows)]
     return f"Membership attacks reached an AUC (0.5: guessing) of {', '.join(parts)}." if parts else ""
 
 
@@ -120,19 +120,21 @@ def means(sweep: SweepView) -> dict[str, Row]:
     """
     if sweep.measure is None:
         return {}
-    rows: dict[str, tuple[float, Row]] = {}
-    for _, group in comparable_trials(sweep).groupby(["cell", "setting"], sort=False):
-        by_seed = group.groupby("seed")["value"].mean()
-        if len(by_seed) < 2:
+    rows: dict[str, Row] = {}
+    trials = comparable_trials(sweep)
+    trials["mean"] = trials.groupby(["cell", "setting"])["value"].transform("mean")
+    for _, group in trials.sort_values("mean", ascending=False).groupby(["mean", "cell", "setting"], sort=False):
+        seeds = group["seed"].nunique()
+        if seeds < 2:
             continue
-        mean, low, high = student(by_seed)
         runs = sweep.runs.loc[group.index]
-        config = flatten(read_json(sweep.trial(runs["digest"].iloc[0]) / "config.json"))
-        params = {path: str(config[path]) for path in ("method", *sweep.fields) if path in config}
+        config = {path: value for path, value in records(runs)[0].items() if path in ("method", *sweep.fields)}
+        config = {path: value for path, value in config.items() if value is not None}
         final = runs.filter(like="final/").select_dtypes("number").mean().dropna()
         numbers = select_shown(sweep.metrics[str(column)].with_value(value) for column, value in final.items())
-        row = {**params, "seeds": str(len(by_seed)), "interval": span((low, high), number), **numbers}
-        row["epsilon"] = float(group["epsilon"].max())
+        ends = span(student(group["value"])[1:], number)
         name = trial_name(config, {bare_name(config["method"]): [*sweep.fields]})
-        rows[f"{name} (mean of {len(by_seed)} seeds)"] = (mean, row)
-    return {name: row for name, (_, row) in sorted(rows.items(), key=lambda item: -item[1][0])[-MEANS:]}
+        params = {path: str(value) for path, value in config.items()}
+        row = {**params, "seeds": str(seeds), "interval": ends, **numbers, "epsilon": float(group["epsilon"].max())}
+        rows[f"{name} (mean of {seeds} seeds)"] = row
+    return dict([*rows.items()][-MEANS:])

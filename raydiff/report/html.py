@@ -17,7 +17,7 @@ STYLE = """
 body { margin: 0 auto; padding: 1rem; max-width: 90rem; font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; padding-top: .75rem; border-top: 1px solid #8886 }
 p, ul { max-width: 75ch; margin: .5rem 0 }
-.note, figcaption { font-size: .85em; opacity: .75 }
+figcaption { font-size: .85em; opacity: .75 }
 .scroll { overflow: auto; width: fit-content; max-width: 100%; max-height: 75vh; border: 1px solid #8886 }
 table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums }
 th, td { padding: .25rem .6rem; text-align: left; vertical-align: top; overflow-wrap: normal; max-width: 26rem;
@@ -31,9 +31,9 @@ img { display: block; max-width: 100%; min-width: 36rem; background: #fff }
 """
 
 
-def paragraph(text: str, *, note: bool = False) -> str:
+def paragraph(text: str) -> str:
     """A paragraph; `words` between backquotes are code."""
-    return f'<p class="note">{_code(text)}</p>' if note else f"<p>{_code(text)}</p>"
+    return f"<p>{_code(text)}</p>"
 
 
 def bullets(lines: Iterable[str]) -> str:

@@ -1,8 +1,5 @@
 """A sweep as one HTML page that opens offline, and its tables as CSV and parquet.
 
-    raydiff report SWEEP [--out DIR]             writes report.html and the tables into DIR (default: SWEEP/report)
-    raydiff report SWEEP --section mylab:cost    with a section of your own: a function of the `SweepView` to HTML
-
 A section that returns no text (no attack was run) is left out. A sweep may still be running.
 """
 
@@ -16,18 +13,18 @@ import pandas as pd
 from raydiff.formats.csv_files import write_csv
 from raydiff.formats.json_files import read_json
 from raydiff.lookup import Door, bare_name
-from raydiff.report import guarantees, html, load
-from raydiff.report.attack_readings import TARGETS, read_attacks
+from raydiff.report import html, load
+from raydiff.report.attack_readings import read_attacks
 from raydiff.report.conclusion import conclude
-from raydiff.report.frontier.rows import DONE
 from raydiff.report.frontier.text import cells, explain, list_without_row
-from raydiff.report.load import column
+from raydiff.report.guarantees import flat, guarantee_of, shown
+from raydiff.report.load import VIEWS, column, records
 from raydiff.report.paired import comparable_trials, pair_settings
-from raydiff.report.sweep_view import SweepView, open_sweep
+from raydiff.report.sweep_view import SweepView
 
 GRIDS = {"samples": "", "unseen": ", clients that joined later"}
 """Name of a trial's sample grid -> whose samples it has."""
-MOST = 8  # settings whose sample grids are shown
+MOST = 8  # sample grids that are shown
 
 
 def write_conclusion(sweep: SweepView) -> str:
@@ -50,18 +47,16 @@ def show_samples(sweep: SweepView) -> str:
                 pictures.append(_embed(path, f"{setting}{whose}"))
     note = "The best setting of each method and target epsilon, its first seed; a row is a client. The guarantee below "
     note += "each picture is that of these samples, not of what was sent."
-    return f'<div class="samples">{"".join(pictures)}</div>{html.paragraph(note, note=True)}' if pictures else ""
+    return f'<div class="samples">{"".join(pictures)}</div>{html.paragraph(note)}' if pictures else ""
 
 
 def _best_trials(sweep: SweepView) -> list[str]:
-    """Of the first cell the first trial of the best setting of each method and target epsilon: of many, the best."""
+    """The first trial of the best setting of each method and target epsilon; without a measure the first trials."""
     if sweep.measure is None:
-        return [str(digest) for digest in sweep.runs["digest"][:MOST]]
-    trials = comparable_trials(sweep).drop_duplicates(["cell", "setting"])
-    rows = pair_settings(sweep)
-    in_cell = rows[rows["cell"] == trials["cell"].iloc[0]].assign(method=rows["arm"].str.partition(", ")[0])
-    best = in_cell.sort_values("mean").drop_duplicates(["method", "target"])[:MOST].sort_values("target")
-    return [str(digest) for digest in best.merge(trials, on=["cell", "setting"])["digest"]]
+        return [*sweep.runs["digest"][:MOST]]
+    first = comparable_trials(sweep).drop_duplicates(["cell", "setting"])
+    settings = pair_settings(sweep).merge(first[["cell", "setting", "method", "digest"]]).sort_values("mean")
+    return [*settings.drop_duplicates(["method", "target"])[:MOST].sort_values("target")["digest"]]
 
 
 def _embed(path: Path, caption: str) -> str:
@@ -77,19 +72,19 @@ def _embed(path: Path, caption: str) -> str:
 
 def show_frontier(sweep: SweepView) -> str:
     """The frontier's table, what its numbers mean, settings without a row, and the epsilon of all trials composed."""
-    done = sweep.frontier[sweep.frontier["outcome"].isin(DONE)]
-    if done.empty:
+    table = cells(sweep)
+    if table.empty:
         text = html.paragraph("No trial finished or was stopped with results: there is no frontier.")
     else:
-        text = html.table(cells(done)) + html.bullets(explain(done))
-    text += html.bullets(list_without_row(sweep.frontier))
-    composed = sweep.folder / "composed.json"
-    if not composed.exists():
+        text = html.table(table) + html.bullets(explain(sweep))
+    text += html.bullets(list_without_row(sweep))
+    path = sweep.folder / "composed.json"
+    if not path.exists():
         return text + html.paragraph("The epsilon of all trials composed is computed at the end of the sweep.")
-    end = read_json(composed)
-    missing = len(set(sweep.runs["digest"]) - set(end["trials"]))
+    composed = read_json(path)
+    missing = len(set(sweep.runs["digest"]) - set(composed["trials"]))
     later = [f"That leaves out {missing} of {len(sweep.runs)} trials, which came later."] if missing else []
-    return text + html.paragraph("All trials ran on the same records:") + html.bullets([*end["text"], *later])
+    return text + html.paragraph("All trials ran on the same records:") + html.bullets([*composed["text"], *later])
 
 
 def show_trials(sweep: SweepView) -> str:
@@ -100,58 +95,49 @@ def show_trials(sweep: SweepView) -> str:
 def list_trials(sweep: SweepView) -> pd.DataFrame:
     """A row per trial: how it ended, its epsilon against the server and outsiders, rounds recorded, seconds, bytes."""
     runs = sweep.runs
-    out = pd.DataFrame({"digest": runs["digest"], "setting": sweep.settings, "seed": sweep.trials["seed"]})
-    running = "still running, or its process died"
-    out["outcome"] = runs["outcome"]
-    out["reason"] = runs["reason"].mask(runs["outcome"] == "unfinished", running)
-    for view in load.VIEWS:
-        out[f"epsilon_{view}"] = column(runs, f"{view}/epsilon")
-    out["rounds"] = out["digest"].map(sweep.rounds.groupby("digest")["step"].nunique()).fillna(0).astype(int)
-    out["seconds"] = column(runs, "final/time/seconds")
-    out["bytes_up"] = column(runs, "final/comm/bytes_up")
-    out["place"] = out["setting"].map(sweep.order.index)
-    return out.sort_values(["place", "seed"], ignore_index=True).drop(columns="place")
+    recorded = sweep.rounds.groupby("digest")["step"].nunique()
+    columns = {
+        "digest": runs["digest"],
+        "setting": sweep.settings,
+        "seed": sweep.seeds,
+        "outcome": runs["outcome"],
+        "reason": runs["reason"].mask(runs["outcome"] == "unfinished", "still running, or its process died"),
+        **{f"epsilon_{view}": column(runs, f"{view}/epsilon") for view in VIEWS},
+        "rounds": runs["digest"].map(recorded).fillna(0).astype(int),
+        "seconds": column(runs, "final/time/seconds"),
+        "bytes_up": column(runs, "final/comm/bytes_up"),
+    }
+    return pd.DataFrame(columns)
 
 
 def _round_up(table: pd.DataFrame) -> pd.DataFrame:
     """The table with its epsilons as text, which is never below them."""
-    columns = [name for name in map(str, table) if name.startswith("epsilon")]
-    return table.assign(**{name: table[name].map(guarantees.shown) for name in columns})
+    epsilons = [name for name in map(str, table) if name.startswith("epsilon")]
+    return table.assign(**{name: table[name].map(shown) for name in epsilons})
 
 
 def show_guarantees(sweep: SweepView) -> str:
     """What each setting guarantees against the server and against outsiders."""
-    note = (
-        "Epsilon is computed from the ledger of what was sent, the largest over seeds. Samples of a client's own model "
-    )
-    note += "carry no guarantee. Who sent what, round by round: ledger.json of each trial."
-    return html.table(_round_up(list_guarantees(sweep))) + html.paragraph(note, note=True)
+    note = "Epsilon is computed from the ledger of what was sent, the largest over seeds. Samples of a client's own "
+    note += "model carry no guarantee. Who sent what, round by round: ledger.json of each trial."
+    return html.table(_round_up(list_guarantees(sweep))) + html.paragraph(note)
 
 
 def list_guarantees(sweep: SweepView) -> pd.DataFrame:
-    """A row per setting and statement: trials, and the largest epsilon, against the server and against outsiders."""
-    out = pd.DataFrame({"setting": sweep.settings})
-    rows = load.records(sweep.runs)
-    for view in load.VIEWS:
-        stated = [guarantees.guarantee_of(row, view) for row in rows]
+    """A row per setting and statement: the largest epsilon against the server and against outsiders, and trials."""
+    out = sweep.settings.to_frame("setting")
+    for view in VIEWS:
+        stated = [guarantee_of(row, view) for row in records(sweep.runs)]
         out[f"against the {view}"] = [guarantee.statement for guarantee in stated]
         out[f"epsilon, {view}"] = [guarantee.epsilon for guarantee in stated]
-    statements = ["setting", *(f"against the {view}" for view in load.VIEWS)]
-    largest = {f"epsilon, {view}": (f"epsilon, {view}", "max") for view in load.VIEWS}
-    return out.groupby(statements, sort=False).agg(trials=("setting", "size"), **largest).reset_index()
+    alike = out.groupby(["setting", *(f"against the {view}" for view in VIEWS)], sort=False)
+    return alike.max().assign(trials=alike.size()).reset_index()
 
 
 def show_attacks(sweep: SweepView) -> str:
     """Membership attacks beside the ceiling that no attack on the uploads can exceed."""
     table = read_attacks(sweep)
-    if table.empty:
-        return ""
-    above = int(table["above_ceiling"].sum())
-    text = html.paragraph(
-        f"Above their ceiling with their whole interval: {above}; by chance one of forty sound attacks is."
-    )
-    described = [f"{target}: {TARGETS.get(target, 'not described here.')}" for target in table["target"].unique()]
-    return text + html.table(table) + html.bullets(described)
+    return "" if table.empty else html.table(table)
 
 
 SECTIONS: Door[Callable[[SweepView], str]] = Door(
@@ -168,7 +154,7 @@ SECTIONS: Door[Callable[[SweepView], str]] = Door(
 )
 """Title -> function that returns the section's HTML, "" to leave it out. In the order of the page."""
 TABLES: dict[str, Callable[[SweepView], pd.DataFrame]] = {
-    "frontier": lambda sweep: guarantees.flat(sweep.frontier),
+    "frontier": lambda sweep: flat(sweep.frontier),
     "trials": list_trials,
     "guarantees": list_guarantees,
     "attacks": read_attacks,
@@ -210,17 +196,11 @@ def _make_section(make: Callable[[SweepView], str], sweep: SweepView) -> str:
 
 
 def _footer(sweep: SweepView) -> str:
-    version = sweep.about.get("version")
-    code = sweep.about.get("git")
-    lines = [f"Written by raydiff {version}, code {code}." if version else "", *sweep.about.get("tuned", ())]
-    address = sweep.about.get("opened_by")
-    lines += [f"All runs in MLflow: {address}" if address else ""]
-    lines += [f"Beside this page, as CSV and parquet: {', '.join(TABLES)}; raydiff paired compares any other number."]
+    about = sweep.about
+    lines = [
+        f"Written by raydiff {about['version']}, code {about.get('git')}." if "version" in about else "",
+        *about.get("tuned", ()),
+        f"All runs in MLflow: {about['opened_by']}" if "opened_by" in about else "",
+        f"Beside this page, as CSV and parquet: {', '.join(TABLES)}; raydiff paired compares any other number.",
+    ]
     return html.bullets(filter(None, lines))
-
-
-def main(argv: Sequence[str]) -> None:
-    """Write the report and print its path."""
-    section = {"nargs": "*", "default": (), "metavar": "MODULE:NAME", "help": "sections of your own"}
-    options = load.arguments(__doc__, argv, section=section)
-    print(write(options.out, open_sweep(options.sweep), sections=options.section))

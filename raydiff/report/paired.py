@@ -1,11 +1,4 @@
-"""Each setting of a sweep minus another one, seed by seed: which differences are more than chance?
-
-    raydiff paired SWEEP [--reading eval/fd_cnn/all] [--against LocalOnly] [--out DIR]     prints, and writes paired.csv
-
-Settings are compared within a cell: equal in every field that is not the method's (clients, partition, data). Without
---against each is compared with the best arm of its cell that sends nothing or, where there is none, with the best
-setting. Differences have a mean over seeds and its 95 % Student interval, without a correction for their number.
-"""
+"""Differences between arms, seed by seed: which are more than chance?"""
 
 from __future__ import annotations
 
@@ -15,15 +8,12 @@ from collections.abc import Sequence
 import pandas as pd
 
 from raydiff.formats import rounding
-from raydiff.formats.csv_files import write_csv
-from raydiff.formats.intervals import format_interval, interval
-from raydiff.formats.tables import aligned, number, short
-from raydiff.lookup import distinguishing_fields, nearest
-from raydiff.report import load
-from raydiff.report.frontier.rows import cell_fields, is_target_epsilon
+from raydiff.formats.intervals import interval
+from raydiff.lookup import nearest
+from raydiff.report.frontier.rows import name_arms
 from raydiff.report.guarantees import guarantees
-from raydiff.report.load import Row, column, groups, records
-from raydiff.report.sweep_view import SweepView, open_sweep, setting_name
+from raydiff.report.load import Row, groups
+from raydiff.report.sweep_view import SweepView
 
 ENDS = {0.0: "nothing sent", math.inf: "without a guarantee"}
 """Epsilons that are no privacy level, and what they mean."""
@@ -31,32 +21,34 @@ COLUMNS = ["cell", "definition", "setting", "arm", "target", "epsilon", "n", "me
 COLUMNS += ["low", "high"]
 
 
+def pair_by_seed(arm: pd.DataFrame, base: pd.DataFrame, on: Sequence[str], reading: str) -> pd.DataFrame:
+    """Pair the rows of two arms that agree in the columns `on`, the seed among them.
+
+    The base's other columns end in `_base`; `difference` is the arm's reading minus the base's.
+    """
+    pairs = arm.merge(base, on=[*on], suffixes=("", "_base"))
+    return pairs.assign(difference=pairs[reading] - pairs[f"{reading}_base"])
+
+
 def comparable_trials(sweep: SweepView, reading: str | None = None) -> pd.DataFrame:
-    """The finished trials that have a reading: cell, setting, value, epsilon, privacy definition.
+    """The finished trials that have a reading: method, swept fields, seed, cell, setting, value, epsilon, definition.
 
     `reading` is a column of `load.runs` without final/; None: the measure that ranks. Raises ValueError where no
     finished trial has it.
     """
-    name = f"final/{reading}" if reading else str(sweep.measure)
-    values = column(sweep.finished, name).dropna()
+    values = sweep.read(reading or f"eval/{sweep.measure}").dropna()
     if values.empty:
         wanted = reading or "a measure of quality"
         raise ValueError(f"there is nothing to compare: no finished trial of {sweep.name} has {wanted}")
-    others = cell_fields(sweep.fields)
-    names = [field for field in sweep.fields.values() if field not in others]
     stated = guarantees(sweep.runs).loc[values.index]
-    trials = sweep.trials.loc[values.index].assign(value=values, epsilon=stated["epsilon"])
-    rows = records(trials)
-    cells = [", ".join(f"{n} {short(row[n])}" for n in others if row[n] is not None) or "all trials" for row in rows]
-    trials["definition"] = stated["guarantee"].map(lambda guarantee: guarantee.definition or guarantee.statement)
-    trials["place"] = [sweep.order.index(setting) for setting in sweep.settings.loc[values.index]]
-    trials = trials.assign(cell=cells, setting=[setting_name(row, names) for row in rows])
-    return trials.sort_values(["place", "seed"], kind="stable")
+    definitions = stated["guarantee"].map(lambda guarantee: guarantee.definition or guarantee.statement)
+    trials = sweep.trials.loc[values.index].assign(value=values, epsilon=stated["epsilon"], definition=definitions)
+    return trials.assign(setting=sweep.name_settings(sweep.method_fields))
 
 
-def mean_by_seed(trials: pd.DataFrame) -> dict[str, pd.Series]:
-    """Setting -> the mean value of each seed, of `comparable_trials` in one cell."""
-    return {str(name): group.groupby("seed")["value"].mean() for name, group in trials.groupby("setting")}
+def mean_by_seed(trials: pd.DataFrame) -> pd.DataFrame:
+    """A row per cell, setting and seed, with its mean value."""
+    return trials.groupby(["cell", "setting", "seed"], sort=False)["value"].mean().reset_index()
 
 
 def pair_settings(sweep: SweepView, *, reading: str | None = None, against: str | None = None) -> pd.DataFrame:
@@ -67,52 +59,34 @@ def pair_settings(sweep: SweepView, *, reading: str | None = None, against: str 
     ValueError without a reading, and where a cell has no setting `against`.
     """
     trials = comparable_trials(sweep, reading)
-    fields = [name for name in sweep.fields.values() if name not in cell_fields(sweep.fields)]
-    targets = [name for name in fields if is_target_epsilon(name)]
-    others = [name for name in fields if name not in targets]
-    needed = {method: distinguishing_fields(records(group), others) for method, group in trials.groupby("method")}
+    targets = trials[[name for name in sweep.method_fields if name not in sweep.arm_fields]]
+    arms = name_arms(trials, sweep.arm_fields)
+    trials["arm"] = trials["method"] + arms.where(arms == "", ", " + arms)
+    trials["swept"] = targets.apply(pd.to_numeric, errors="coerce").max(axis=1)
     rows: list[Row] = []
     for cell, in_cell in trials.groupby("cell", sort=False):
-        settings = mean_by_seed(in_cell)
+        of_seeds = mean_by_seed(in_cell)
         base = against or _choose_base(in_cell)
-        if base not in settings:
-            raise ValueError(f"--against: {cell} has no setting {base!r}{nearest(base, settings)}")
-        arms = {row["setting"]: setting_name(row, needed[row["method"]]) for row in records(in_cell)}
-        for row, group in groups(in_cell, ["definition", "setting"], sort=False):
-            values = settings[row["setting"]]
-            target = epsilon = group["epsilon"].max()
-            if epsilon in ENDS:
-                row["definition"] = ENDS[epsilon]
-            else:
-                first = records(group)[0]
-                target = next((first[n] for n in targets if first[n] is not None), float(rounding.up(epsilon)))
-            row |= {"cell": cell, "arm": arms[row["setting"]], "target": target, "epsilon": epsilon}
-            row |= {"n": len(values), "mean": values.mean(), "base": base}
-            differences = (values - settings[base]).dropna() if row["setting"] != base else values[:0]
-            rows.append(row | interval(differences, "difference"))
+        if base not in {*of_seeds["setting"]}:
+            raise ValueError(f"--against: {cell} has no setting {base!r}{nearest(base, of_seeds['setting'])}")
+        for row, group in groups(in_cell, ["definition", "setting", "arm"], sort=False):
+            mine = of_seeds[of_seeds["setting"] == row["setting"]]
+            pairs = pair_by_seed(mine, of_seeds[of_seeds["setting"] == base], ["seed"], "value")
+            row |= {"cell": cell, "epsilon": group["epsilon"].max(), "n": len(mine), "mean": mine["value"].mean()}
+            row |= interval(pairs["difference"] if row["setting"] != base else pairs["difference"][:0], "difference")
+            row |= {"base": base, "target": _choose_target(row["epsilon"], group["swept"].iloc[0])}
+            rows.append({**row, "definition": ENDS.get(row["epsilon"], row["definition"])})
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _choose_target(epsilon: float, swept: float) -> float:
+    if epsilon in ENDS:
+        return epsilon
+    return float(rounding.up(epsilon)) if math.isnan(swept) else swept
 
 
 def _choose_base(trials: pd.DataFrame) -> str:
     """The best setting of a cell that sends nothing or, without one, the best setting."""
     silent = trials[trials["epsilon"] == 0]
-    settings = mean_by_seed(trials if silent.empty else silent)
-    return min(settings, key=lambda name: settings[name].mean())
-
-
-def main(argv: Sequence[str]) -> None:
-    """Print the table, and write it."""
-    reading = {"help": "a final number (default: the measure that ranks the frontier)"}
-    against = {"metavar": "SETTING", "help": "the setting that the others are compared with (default: training alone)"}
-    options = load.arguments(__doc__, argv, reading=reading, against=against)
-    table = pair_settings(open_sweep(options.sweep), reading=options.reading, against=options.against)
-    options.out.mkdir(parents=True, exist_ok=True)
-    write_csv(options.out / "paired.csv", table)
-    lines = [["cell", "setting", "epsilon", "mean", "minus", "is", "n"]]
-    for row in table.to_dict("records"):
-        difference = format_interval(row["difference"], row["low"], row["high"], "+.3f")
-        epsilon = rounding.up(row["epsilon"])
-        lines.append(
-            [row["cell"], row["setting"], epsilon, number(row["mean"]), row["base"], difference, str(row["n"])]
-        )
-    print("\n".join([*aligned(lines, words=2), "", str(options.out)]))
+    means = mean_by_seed(trials if silent.empty else silent).groupby("setting", sort=False)["value"].mean()
+    return str(means.idxmin())

@@ -13,11 +13,9 @@ import pandas as pd
 
 from raydiff.formats.json_files import read_plan
 from raydiff.formats.metric_records import Metric
-from raydiff.formats.tables import short
 from raydiff.report import load
-from raydiff.report.frontier.rows import cell_fields, frontier, has, settings
-from raydiff.report.frontier.scatter import draw
-from raydiff.report.load import Row, records
+from raydiff.report.frontier import rows, scatter
+from raydiff.report.load import Row, column, records
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +24,7 @@ class SweepView:
 
     folder: Path
     runs: pd.DataFrame
-    """`load.runs`."""
+    """`load.runs`, by method, what was swept, outcome and seed."""
     metrics: Mapping[str, Metric]
     """`load.metrics`: what the columns of `runs` hold."""
     rounds: pd.DataFrame
@@ -46,18 +44,19 @@ class SweepView:
     @cached_property
     def fields(self) -> dict[str, str]:
         """{path: short name} of what was swept, as in the frontier's table."""
-        return settings(self.runs)
+        return rows.settings(self.runs)
 
     @cached_property
+    def named(self) -> pd.DataFrame:
+        """`frontier.rows.name_trials`."""
+        return rows.name_trials(self.runs, self.fields)
+
+    @property
     def trials(self) -> pd.DataFrame:
-        """digest, method, what was swept under short names, seed, outcome: the first columns of a table of trials."""
-        out = self.runs[["digest", "method"]].copy()
-        for path, name in self.fields.items():
-            values = self.runs[path].astype(object)
-            out[name] = values.mask(values.isna() & has(self.runs, path), "none")
-        return out.assign(seed=self.seeds, outcome=self.runs["outcome"])
+        """digest, `named`, seed, outcome."""
+        return self.runs[["digest"]].join(self.named).assign(seed=self.seeds, outcome=self.runs["outcome"])
 
-    @cached_property
+    @property
     def seeds(self) -> pd.Series:
         """The seed of each trial, or seed/split where the data are split in several ways."""
         seeds = self.runs.get("seed", pd.Series(math.nan, self.runs.index))
@@ -69,26 +68,34 @@ class SweepView:
     @cached_property
     def settings(self) -> pd.Series:
         """Each trial's setting in words: its method, and what was swept of it."""
-        names = list(self.fields.values())
-        return pd.Series([setting_name(row, names) for row in records(self.trials)], self.runs.index, dtype=object)
+        return self.name_settings([*self.fields.values()])
 
-    @cached_property
-    def order(self) -> list[str]:
-        """The settings, by method and then by each swept field: numbers as numbers."""
-        by = ["method", *self.fields.values()]
-        keys = [tuple((isinstance(r[n], str), r[n] is None, r[n] or 0) for n in by) for r in records(self.trials)]
-        return list(dict.fromkeys(name for _, name in sorted(zip(keys, self.settings, strict=True))))
+    def name_settings(self, names: list[str]) -> pd.Series:
+        """Each trial's method in words, with these of the swept fields."""
+        return pd.Series([setting_name(row, names) for row in records(self.named)], self.runs.index, dtype=object)
+
+    @property
+    def method_fields(self) -> list[str]:
+        """Short names of what was swept of the method."""
+        return [name for path, name in self.fields.items() if path.startswith("method")]
+
+    @property
+    def arm_fields(self) -> list[str]:
+        """The same without target epsilons."""
+        return [name for name in self.method_fields if not rows.is_target_epsilon(name)]
 
     @cached_property
     def frontier(self) -> pd.DataFrame:
-        """`frontier.rows.frontier`."""
-        return frontier(self.runs, self.metrics)
+        """`frontier.rows.frontier`, with the rows that are Pareto-optimal by the measure marked."""
+        table = rows.frontier(self.runs, self.named, self.metrics)
+        return table.assign(pareto=rows.mark_pareto(table, str(self.measure)) if self.measure else False)
 
     @cached_property
     def picture(self) -> bytes:
         """The frontier's picture as a PNG; empty where no setting has a finite epsilon and a measure."""
         file = io.BytesIO()
-        draw(self.frontier, file, cell=cell_fields(self.fields))
+        if self.measure:
+            scatter.draw(self.frontier, self.measure, self.arm_fields, file)
         return file.getvalue()
 
     @property
@@ -97,11 +104,19 @@ class SweepView:
         return load.finished(self.runs)
 
     @cached_property
-    def measure(self) -> str | None:
-        """The column that ranks settings, lower is better."""
-        final = {column: m.rank for column, m in self.metrics.items() if m.rank and m.split == "eval"}
-        ranks = {column: rank for column, rank in final.items() if self.finished[column].notna().any()}
-        return min(ranks, key=ranks.__getitem__, default=None)
+    def quality(self) -> dict[str, Metric]:
+        """`frontier.rows.select_quality`."""
+        return rows.select_quality(self.metrics)
+
+    @cached_property
+    def measure(self) -> Metric | None:
+        """The metric that ranks settings, lower is better; its text is its column in the frontier."""
+        measured = [m for m in self.quality.values() if m.rank and self.read(f"eval/{m}").notna().any()]
+        return min(measured, key=lambda metric: metric.rank, default=None)
+
+    def read(self, reading: str) -> pd.Series:
+        """A final number of the finished trials."""
+        return column(self.finished, f"final/{reading}")
 
     @property
     def best(self) -> tuple[str, str, float]:
@@ -109,22 +124,23 @@ class SweepView:
 
         Raises ValueError where none has it.
         """
-        metric, lower = self.about.get("metric") or (None, True)
-        column = f"final/{metric}" if metric else self.measure
-        order = self.finished.assign(value=load.column(self.finished, str(column))).dropna(subset="value")
-        if order.empty:
+        metric, lower = self.about.get("metric") or (f"eval/{self.measure}", True)
+        values = self.read(metric).dropna().sort_values(ascending=lower)
+        if values.empty:
             raise ValueError(f"no trial of {self.name} has finished with a measure of quality")
-        first = order.sort_values("value", ascending=lower).iloc[0]
-        return str(first["digest"]), str(column), float(first["value"])
+        return str(self.runs["digest"][values.index[0]]), f"final/{metric}", float(values.iloc[0])
 
 
 def open_sweep(folder: Path) -> SweepView:
     """Read a sweep. Raises ValueError, in one sentence, where it has no trial or a file is damaged."""
-    path = folder / "sweep.json"
-    plan = read_plan(folder) if path.exists() else {}
-    return SweepView(folder, load.runs(folder), load.metrics(folder), load.rounds(folder), plan)
+    plan = read_plan(folder) if (folder / "sweep.json").exists() else {}
+    runs = load.runs(folder)
+    repeated = [name for name in ("seed", "data.split_seed") if name in runs]
+    by = ["method", *rows.settings(runs), "outcome", *repeated]
+    runs = runs.sort_values(by, na_position="last", kind="stable", ignore_index=True)
+    return SweepView(folder, runs, load.metrics(folder), load.rounds(folder), plan)
 
 
 def setting_name(row: Row, names: list[str]) -> str:
     """`PFDM, schedule linear, epsilon 10` from a row of `trials` and the short names of what was swept."""
-    return ", ".join([str(row["method"]), *(f"{n} {short(row[n])}" for n in names if row[n] is not None)])
+    return ", ".join(filter(None, (str(row["method"]), rows.in_words(row, names))))

@@ -2,12 +2,14 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 
 from analysis import collaboration
+from raydiff.cli.report import FinishedSweepOptions
 
 pytestmark = pytest.mark.slow
 
@@ -48,8 +50,8 @@ def depths_of(trials: dict[str, float]) -> pd.DataFrame:
 
 
 @pytest.fixture
-def sweep(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A sweep of two seeds: distances arm by arm, seed by seed."""
+def sweep() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The tables of a sweep of two seeds: distances arm by arm, seed by seed."""
     values = {
         "localonly": (5.0, 7.0),
         "no-server": (9.0, 9.0),
@@ -69,13 +71,11 @@ def sweep(monkeypatch: pytest.MonkeyPatch) -> Path:
             runs.append({**run(seed=seed), **ARMS[arm], **measured, "digest": digest})
             if arm in ("no-server", "shuffled", "pfdm", "collafuse"):
                 depths[digest] = 61.0
-    monkeypatch.setattr(collaboration.load, "runs", lambda _: pd.DataFrame(runs))
-    monkeypatch.setattr(collaboration.load, "rounds", lambda _: depths_of(depths))
-    return Path("sweep")
+    return pd.DataFrame(runs), depths_of(depths)
 
 
-def test_differences_are_taken_seed_by_seed(sweep: Path) -> None:
-    table = collaboration.differences(collaboration.distances(sweep)).set_index(["arm", "against"])
+def test_differences_are_taken_seed_by_seed(sweep: tuple[pd.DataFrame, pd.DataFrame]) -> None:
+    table = collaboration.differences(collaboration.distances(*sweep)).set_index(["arm", "against"])
     pfdm = table.loc[("pfdm", "localonly")]
     assert (pfdm["minority"], pfdm["epsilon"], pfdm["sampler"], pfdm["n"]) == (3.0, 10.0, "ddim", 2)
     assert (pfdm["arm_mean"], pfdm["against_mean"], pfdm["mean"]) == (4.5, 6.0, -1.5)
@@ -90,9 +90,14 @@ def test_differences_are_taken_seed_by_seed(sweep: Path) -> None:
 
 
 def test_the_command_prints_the_table_and_writes_the_files(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sweep: tuple[pd.DataFrame, pd.DataFrame],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(collaboration.load, "_sweep", lambda name, _: Path(name))  # There is no such folder.
-    collaboration.main([str(sweep), "--out", str(tmp_path)])
+    runs, rounds = sweep
+    opened = SimpleNamespace(runs=runs, rounds=rounds)
+    monkeypatch.setattr(FinishedSweepOptions, "open", lambda options: (opened, options.out))  # There is no folder.
+    collaboration.main(["sweep", "--out", str(tmp_path)])
     assert "| 3 | 10 | ddim | 6.00 | -1.50 [-7.85, +4.85]; share 73% [" in capsys.readouterr().out
     assert {p.name for p in tmp_path.iterdir()} == {"paired.csv", "paired.md"}

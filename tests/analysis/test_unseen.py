@@ -11,6 +11,7 @@ from PIL import Image
 from trial_folders import written
 
 from analysis import unseen
+from raydiff.report import load
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +53,7 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def test_differences_are_taken_seed_by_seed(sweep: Path) -> None:
-    rows = unseen.table(unseen.readings(sweep), "SPIRE").set_index("method")
+    rows = unseen.table(unseen.readings(load.runs(sweep)), "SPIRE").set_index("method")
     assert list(rows.index) == ["SPIRE", "LocalOnly", "FedAvg + fine-tuning"]  # SPIRE, then the nearest first
     tuned = rows.loc["FedAvg + fine-tuning"]
     gaps = np.subtract(*NEW.values())
@@ -66,7 +67,7 @@ def test_differences_are_taken_seed_by_seed(sweep: Path) -> None:
 def test_what_cannot_be_compared_is_refused_in_one_sentence(sweep: Path, tmp_path: Path) -> None:
     trial(tmp_path / "other", "SPIRE", 0, new=None)
     for arguments, message in (
-        ([tmp_path / "other"], "has no finished trials that measured clients which joined later"),
+        ([tmp_path / "other"], "there are no finished trials that measured clients which joined later"),
         ([sweep, "--first", "Moon"], "there is no Moon"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -16,11 +16,10 @@ import pytest
 from cases import slow_but
 
 from raydiff import tree
-from raydiff.cli import generate, run
+from raydiff.cli import generate, report, run
 from raydiff.data import datasets
 from raydiff.experiment import config
 from raydiff.formats.json_files import read_json
-from raydiff.report import page
 from raydiff.tracking import mlflow_store, mlflow_writer
 
 CANARY = {"income": "987654.25", "job": "lighthouse keeper", "diagnosis": "hiv"}
@@ -85,7 +84,7 @@ def published(request: Any, tmp_path_factory: Any, migrated: Path) -> Iterator[t
         (folder,) = (at / "s" / "sweeps" / "it" / "trials").iterdir()
         samples = f"--num 400 --source global --storage {at}/s --out {at}/out/samples"
         assert generate.main([folder.name, *samples.split()]) == 0
-        page.main([str(folder.parents[1]), "--out", str(at / "out" / "report")])
+        report.main([str(folder.parents[1]), "--out", str(at / "out" / "report")])
     if (artifacts := at / "s" / mlflow_store.ARTIFACTS).exists():
         shutil.copytree(artifacts, at / "out" / "artifacts")
     yield [("the log", stdout.getvalue().replace(str(at), "")), *texts(at / "out")], folder

@@ -11,9 +11,10 @@ from commands import MODULES, parsed
 import raydiff as rd
 from raydiff.__main__ import COMMANDS
 from raydiff.cli import ls, rm
+from raydiff.cli.options import parse
+from raydiff.cli.report import FinishedSweepOptions
 from raydiff.experiment.overrides import override
 from raydiff.formats.json_files import trial_folders
-from raydiff.report import load
 from raydiff.runtime import sweep_folder
 from raydiff.tracking import mlflow_models
 
@@ -79,8 +80,8 @@ def test_all_names_of_a_run_and_of_a_sweep(storage: Path, monkeypatch: pytest.Mo
         assert rd.open(str(name), storage=storage) == rd.Sweep(two)
         with pytest.raises(ValueError, match=r"^two may be two/.*: say which, as SWEEP/DIGEST$"):
             sweep_folder.trial_named(str(name), storage)
-    options = load.arguments("", [first.name, "--storage", str(storage)])
-    assert (options.sweep, options.out) == (two, two / "report")
+    options = parse(FinishedSweepOptions, [first.name, "--storage", str(storage)], "")
+    assert options.folder == two
     for look_up in (functools.partial(rd.open, storage=storage), lambda n: sweep_folder.sweep_named(n, storage)):
         with pytest.raises(
             ValueError, match=r"^there is no run or sweep nix in \S+: give a name that raydiff ls lists"

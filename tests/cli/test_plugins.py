@@ -24,9 +24,7 @@ from raydiff.experiment import overrides, trial
 from raydiff.formats.metric_records import columns, read_metrics, select_shown
 from raydiff.methods import check_names
 from raydiff.methods.fedavg import FedAvg
-from raydiff.report import load
 from raydiff.report.frontier import text
-from raydiff.report.frontier.rows import frontier
 from raydiff.report.sweep_view import open_sweep
 from raydiff.runtime import one_process
 
@@ -144,7 +142,7 @@ def test_the_command_of_the_page_runs_as_printed_and_shows_its_metric(package: P
     done = subprocess.run(arguments, env=env, cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stdout.decode()[-2000:] + done.stderr.decode()[-2000:]
     (sweep,) = (tmp_path / "raydiff" / "sweeps").glob("digits-*")
-    rows = frontier(load.runs(sweep), load.metrics(sweep))
+    rows = open_sweep(sweep).frontier
     assert set(rows["method"]) == {"mylab.ditto:Ditto"} and rows["vendi"].between(1, 100).all()
     assert sorted(load.runs(sweep)["method.pull"].astype(float)) == [2.5, 10.0]  # as the page's searcher proposes
     assert "vendi" in done.stdout.decode() and "vendi" in (sweep / "report" / "report.html").read_text()
@@ -193,9 +191,10 @@ def test_metrics_whose_names_look_like_roles_are_shown_as_they_are(package: Path
     outcome = opened.outcome()
     assert outcome is not None
     assert expected.items() <= select_shown(read_metrics(outcome["final"])).items()
-    table = open_sweep(tmp_path / "s").frontier
+    view = open_sweep(tmp_path / "s")
+    table = view.frontier
     assert {name: table[name][0] for name in expected} == expected
-    assert all(name in text.text(table) for name in expected)
+    assert all(name in text.text(view) for name in expected)
     for path in (*opened.folder.glob("**/*.json"), *opened.folder.glob("*.jsonl")):
         for line in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
             json.loads(line, parse_constant=lambda word: pytest.fail(f"a file has {word}"))

@@ -19,7 +19,6 @@ from raydiff.privacy.accountants import exact
 from raydiff.privacy.ledger import PUBLISHED, Ledger
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 from raydiff.report import load, page
-from raydiff.report.frontier.rows import frontier
 from raydiff.report.sweep_view import open_sweep
 
 Messages = tuple[dict[int, Event], list[Event]]
@@ -111,7 +110,7 @@ def stated_by_files(resolved: Trial, outcome: str) -> dict[str, float]:
     runs = load.runs(resolved.sweep)
     assert list(runs["outcome"]) == [outcome]
     assert {view: runs[f"{view}/epsilon"][0] for view in VIEWS} == metrics
-    table = frontier(runs, load.metrics(resolved.sweep))
+    table = open_sweep(resolved.sweep).frontier
     assert shown(table.iloc[0], ("epsilon", "epsilon_outsiders")) == stated(metrics)
     trials = page.list_trials(open_sweep(resolved.sweep))
     assert shown(trials.iloc[0], ("epsilon_server", "epsilon_outsiders")) == tuple(metrics.values())

@@ -17,7 +17,7 @@ from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.privacy.filters import Budget
 from raydiff.privacy.ledger import Guarantee
-from raydiff.report.guarantees import definitions, described, guarantees
+from raydiff.report.guarantees import by_definition, described, guarantees
 from raydiff.results.finished import open_finished
 
 WITH_DELTA = [name for name in METHODS if "delta" in {field.name for field in fields(METHODS[name])}]
@@ -64,7 +64,7 @@ def test_a_delta_of_one_over_n_is_said_in_every_place(tmp_path: Path, tiny: Expe
         stated = guarantees(
             pd.DataFrame([{f"server/{k}": v for k, v in outcome["server"].items() if type(v) is not list}])
         )
-        assert says in described(stated, *definitions(stated)) and says in str(stated["guarantee"][0])
+        assert says in described(*by_definition(stated).values()) and says in str(stated["guarantee"][0])
         assert overrides.from_dict(overrides.to_dict(opened.experiment), config.Experiment).method == method
 
 

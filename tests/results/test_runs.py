@@ -15,12 +15,11 @@ import pytest
 from storages import Storage
 
 from raydiff import tree
+from raydiff.cli import frontier
 from raydiff.data.datasets import Dataset
 from raydiff.experiment import config
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
-from raydiff.report.frontier import command as frontier
-from raydiff.report.sweep_view import open_sweep
 from raydiff.results import sampler
 from raydiff.results.finished import Finished, open_finished
 from raydiff.results.generation import GenerationRequest, write
@@ -153,7 +152,7 @@ def published(runs: Runs, name: str, out: Path) -> bytes:
             GenerationRequest(num=3),
             code={},
         )
-    frontier.write(open_sweep(runs.storage.sweeps / name), out / "report")
+    frontier.main([str(runs.storage.sweeps / name), "--out", str(out / "report")])
     texts = []
     for run in runs.client.search_runs([e.experiment_id for e in runs.client.search_experiments()]):
         texts += [run.info.run_name, str(run.data.tags), str(run.data.params)]
