@@ -6,8 +6,6 @@ A row is a setting, over its seeds and splits. Epsilons compare within one priva
 relation, trust model, delta) only, each with its column. Under central trust the epsilon is that against outsiders.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from raydiff.cli.options import parse

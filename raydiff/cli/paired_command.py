@@ -7,8 +7,6 @@ Settings are compared within a cell: equal in every field that is not the method
 setting. Differences have a mean over seeds and its 95 % Student interval, without a correction for their number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@
 A sweep may still be running.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sweep's report at its end, and the description of its run in MLflow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

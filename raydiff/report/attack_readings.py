@@ -1,7 +1,5 @@
 """Membership attacks of a sweep's trials, beside the ceiling that the ledger's noise sets."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """What a sweep has shown: which method is best at each epsilon, what carries a guarantee, what attacks reached."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Guarantees of a sweep's trials, and the privacy definitions within which their epsilons compare."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

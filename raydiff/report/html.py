@@ -1,7 +1,5 @@
 """HTML of the report: text, tables and pictures in one page that loads nothing from elsewhere and has no script."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Iterable
@@ -55,8 +53,10 @@ def table(rows: pd.DataFrame) -> str:
 
 def picture(data: bytes, *, alt: str, caption: str = "") -> str:
     """A PNG inside the page."""
-    source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-    return f'<figure><img src="{source}" alt="{escape(alt)}"><figcaption>{escape(caption)}</figcaption></figure>'
+    return (
+        f'<figure><img src="data:image/png;base64,{base64.b64encode(data).decode()}" '
+        f'alt="{escape(alt)}"><figcaption>{escape(caption)}</figcaption></figure>'
+    )
 
 
 def page(title: str, sections: Iterable[tuple[str, str]], footer: str) -> str:

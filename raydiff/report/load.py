@@ -9,8 +9,6 @@ Columns of `runs`:
     last/validation/...          the last distances on the validation split
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import ChainMap

@@ -3,8 +3,6 @@
 A section that returns no text (no attack was run) is left out. A sweep may still be running.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Differences between arms, seed by seed: which are more than chance?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

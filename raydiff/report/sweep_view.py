@@ -1,7 +1,5 @@
 """What the sections of a report share: a sweep's tables, the names of its settings, and the number that ranks them."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Mapping

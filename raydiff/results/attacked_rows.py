@@ -4,8 +4,6 @@ Non-members come from the calibration and test splits, as many as members and wi
 members without a counterpart are left out. The rest of the splits are reference rows, which an attacker may have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A warning where a trial's samples are hardly better than noise."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

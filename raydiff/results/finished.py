@@ -1,7 +1,5 @@
 """A finished trial, found by name and opened for sampling."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -197,8 +195,10 @@ def open_finished(folder: Path) -> Finished:
 def _secret(trial: Trial) -> bytes:
     path = trial.sweep / "secret"
     if not path.exists():
-        why = "which keys the data's digest and the names of clients' models"
-        raise ValueError(f"{path} is gone, {why}: put it back, or, for a sweep in a bucket, set {SECRET} to it")
+        raise ValueError(
+            f"{path} is gone, which keys the data's digest and the names of clients' models: put it back, or, for a "
+            f"sweep in a bucket, set {SECRET} to it"
+        )
     return planned_secret(trial.sweep, trial.experiment)
 
 
@@ -215,8 +215,10 @@ def find(name: str, sweeps: Path) -> Path:
             return path.absolute()
     sweep, _, digest = name.rpartition("/")
     if not re.fullmatch("[0-9a-f]{4,16}", digest):
-        remedy = "give a name that raydiff ls lists, an MLflow run, a digest, SWEEP/DIGEST or a folder"
-        raise ValueError(f"there is no run or sweep {name} in {sweeps}: {remedy}")
+        raise ValueError(
+            f"there is no run or sweep {name} in {sweeps}: give a name that raydiff ls lists, an MLflow run, a "
+            "digest, SWEEP/DIGEST or a folder"
+        )
     places = [sweeps / sweep] if sweep else sorted(sweeps.glob("*"))
     folders = itertools.chain.from_iterable(map(trial_folders, places))
     matches = [folder for folder in folders if folder.name.startswith(digest)]

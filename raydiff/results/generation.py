@@ -8,8 +8,6 @@ The card is written first, then the parts, atomically and from streams of their 
 missing parts, with the same files as an uninterrupted one.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import platform

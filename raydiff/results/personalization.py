@@ -7,8 +7,6 @@ keeps the trained part alone.
     personal-0.001.json            its card: of which run, on what, how
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence

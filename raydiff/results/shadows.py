@@ -9,8 +9,6 @@ Shadows and their statistics are cached in the sweep by the digest of all inputs
 so they are not private.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Composed guarantee of a sweep's trials."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -144,7 +144,7 @@ def test_the_command_of_the_page_runs_as_printed_and_shows_its_metric(package: P
     (sweep,) = (tmp_path / "raydiff" / "sweeps").glob("digits-*")
     rows = open_sweep(sweep).frontier
     assert set(rows["method"]) == {"mylab.ditto:Ditto"} and rows["vendi"].between(1, 100).all()
-    assert sorted(load.runs(sweep)["method.pull"].astype(float)) == [2.5, 10.0]  # as the page's searcher proposes
+    assert sorted(open_sweep(sweep).runs["method.pull"].astype(float)) == [2.5, 10.0]  # as the page's searcher proposes
     assert "vendi" in done.stdout.decode() and "vendi" in (sweep / "report" / "report.html").read_text()
     client = MlflowClient(f"sqlite:///{tmp_path}/raydiff/mlflow.db")
     runs = client.search_runs([one.experiment_id for one in client.search_experiments()])

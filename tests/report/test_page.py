@@ -12,8 +12,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 from trial_folders import finished, line, stop, write_trial
 
-from raydiff.cli import paired_command
-from raydiff.cli import report as report_command
+from raydiff.cli import paired_command, report as report_command
 from raydiff.papers.discrete.row_bounds import show_row_bounds
 from raydiff.report import after_sweep, page as report
 from raydiff.report.attack_readings import read_attacks

@@ -1,7 +1,5 @@
 """The rows of the frontier: what was swept, what it measured, which rows no other dominates."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

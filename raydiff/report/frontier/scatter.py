@@ -1,7 +1,5 @@
 """The plot of the frontier: the measure that ranks over epsilon, beside training alone and without a guarantee."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import textwrap

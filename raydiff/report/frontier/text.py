@@ -1,7 +1,5 @@
 """The table of the frontier for people: its columns, its cells, and what the numbers mean."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 
