@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import torch
@@ -23,9 +23,10 @@ from torch import Tensor
 from raydiff import seeding
 from raydiff.cli.options import RunOptions, check, is_vacant, parse, subset
 from raydiff.evaluation.attacks import anonymeter, closest, domias, lira, quantile, rmia
-from raydiff.evaluation.attacks.membership import LOW_FPRS, Interval, attack, needed
+from raydiff.evaluation.attacks.membership import LOW_FPRS, attack, needed
 from raydiff.evaluation.figures import draw_roc
 from raydiff.formats.csv_files import write_csv
+from raydiff.formats.intervals import format_interval
 from raydiff.formats.json_files import dumps
 from raydiff.formats.metric_records import columns
 from raydiff.formats.tables import aligned
@@ -83,9 +84,9 @@ def _write(out: Path, readings: Sequence[Mapping[str, Any]], **about: Any) -> No
     write_csv(out / "readings.csv", pd.DataFrame(readings))
 
 
-def _with_interval(value: float, interval: Interval) -> str:
-    """`0.613 [0.588, 0.640]`."""
-    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+def _with_interval(row: Mapping[str, Any], name: str, prefix: str) -> str:
+    """`0.613 [0.588, 0.640]`, from a row's number and the ends of its interval."""
+    return format_interval(row[name], row[f"{prefix}low"], row[f"{prefix}high"], ".3f")
 
 
 def _too_few(nonmembers: int) -> str:
@@ -177,23 +178,15 @@ def reading(name: str, scores: dict[str, Tensor], timesteps: Sequence[int]) -> t
 def _rate(row: dict[str, Any], rate: str) -> str:
     if row[rate] is None:
         return _too_few(int(row["n_nonmembers"]))
-    return _with_interval(row[rate], (row[f"{rate}_low"], row[f"{rate}_high"]))
+    return _with_interval(row, rate, f"{rate}_")
 
 
 # --- the rows of a table ---
 
 
-class Reading(NamedTuple):
-    """A row of readings.csv."""
-
-    attack: str
-    reading: str
-    value: float
-    low: float
-    """Of the 95 % interval."""
-    high: float
-    nothing: float | None
-    """The value where nothing is remembered; None: a success rate, which depends on the table."""
+READING = ("attack", "reading", "value", "low", "high", "nothing")
+"""Columns of readings.csv: low and high of the 95 % interval; nothing: the value where nothing is remembered, None for
+a success rate, which depends on the table."""
 
 
 def _attack_rows(finished: Finished, options: AttackOptions) -> None:
@@ -207,23 +200,24 @@ def _attack_rows(finished: Finished, options: AttackOptions) -> None:
         f"{len(rows.nonmembers):,} non-members, {len(rows.reference):,} reference rows"
     )
     print(f"{about}\n", flush=True)
-    readings = list(_readings(rows))
+    readings = [dict(zip(READING, reading, strict=True)) for reading in _readings(rows)]
     lines = [("attack", "reading", "value", "remembering nothing")]
     for r in readings:
-        nothing = "" if r.nothing is None else f"{r.nothing:g}"
-        lines.append((r.attack, r.reading, _with_interval(r.value, (r.low, r.high)), nothing))
+        nothing = "" if r["nothing"] is None else f"{r['nothing']:g}"
+        lines.append((r["attack"], r["reading"], _with_interval(r, "value", ""), nothing))
     print(*aligned(lines), sep="\n")
     if len(rows.nonmembers) // 2 < needed(LOW_FPRS[0]):
         print(f"TPR at 1 % FPR: {_too_few(len(rows.nonmembers))}")
     print(f"\n{CAVEAT}")
-    _write(options.out, [r._asdict() for r in readings], about=about, caveat=CAVEAT, seed=options.seed)
+    _write(options.out, readings, about=about, caveat=CAVEAT, seed=options.seed)
 
 
-def _readings(rows: AttackedRows) -> Iterator[Reading]:
+def _readings(rows: AttackedRows) -> Iterator[tuple[Any, ...]]:
+    """The values of `READING`."""
     records = {"members": rows.members, "nonmembers": rows.nonmembers}
     near = closest.attack(rows.made, **records, spans=rows.spans, rng=seeding.generator(rows.seed, "closest"))
-    yield Reading("DCR", "share nearer to a member", near.dcr, *near.dcr_interval, 0.5)
-    yield Reading("NNDR", "share with a smaller ratio to members", near.nndr, *near.nndr_interval, 0.5)
+    yield ("DCR", "share nearer to a member", near.dcr, *near.dcr_interval, 0.5)
+    yield ("NNDR", "share with a smaller ratio to members", near.nndr, *near.nndr_interval, 0.5)
     half = len(rows.members) // 2  # They are in random order.
     inside, outside = (
         domias.scores(x, made=rows.made, reference=rows.reference, spans=rows.spans) for x in records.values()
@@ -234,12 +228,12 @@ def _readings(rows: AttackedRows) -> Iterator[Reading]:
         members=inside[half:],
         nonmembers=outside[half:],
     )
-    yield Reading("DOMIAS", "AUC", membership.auc, *membership.auc_interval, 0.5)
+    yield ("DOMIAS", "AUC", membership.auc, *membership.auc_interval, 0.5)
     accuracy = membership.balanced_accuracy
     interval = membership.balanced_accuracy_interval
-    yield Reading("DOMIAS", "balanced accuracy", accuracy, *interval, 0.5)
+    yield ("DOMIAS", "balanced accuracy", accuracy, *interval, 0.5)
     for rate in membership.low_fpr:
-        yield Reading("DOMIAS", f"TPR at {100 * rate.fpr:g} % FPR", rate.tpr, *rate.interval, rate.fpr)
+        yield ("DOMIAS", f"TPR at {100 * rate.fpr:g} % FPR", rate.tpr, *rate.interval, rate.fpr)
     rng = seeding.generator(rows.seed, "anonymeter")
     risks = {"singling out": anonymeter.singling_out(rows.made, **records, rng=rng)}
     if len(rows.columns) > 1:
@@ -249,8 +243,8 @@ def _readings(rows: AttackedRows) -> Iterator[Reading]:
             risks[name] = anonymeter.inference(rows.made, i, **records, spans=rows.spans, rng=rng)
     for name, risk in risks.items():
         if risk is not None:
-            yield Reading(name, "risk", risk.risk, *risk.risk_interval, 0.0)
-            yield from (Reading(name, k, getattr(risk, k), *ends, None) for k, ends in risk.intervals.items())
+            yield (name, "risk", risk.risk, *risk.risk_interval, 0.0)
+            yield from ((name, k, getattr(risk, k), *ends, None) for k, ends in risk.intervals.items())
 
 
 ATTACKED: Mapping[str, tuple[Callable[[Finished, AttackOptions], None], tuple[str, ...]]] = {

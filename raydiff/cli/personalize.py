@@ -72,8 +72,10 @@ def main(argv: Sequence[str]) -> int:
     usual = max(1, len(dataset.splits["train"]) // experiment.clients)
     client = choose_client(choice, experiment.data, dataset, usual=usual)
     joining = Joining(finished, client, personalization.prepare(finished), options.seed)
-    title = f"{type(experiment.method).__name__} {experiment.digest[:8]}, an unseen client: "
-    title += f"{len(client.records)} records of {' '.join(joining.classes)}"
+    title = (
+        f"{type(experiment.method).__name__} {experiment.digest[:8]}, an unseen client: "
+        f"{len(client.records)} records of {' '.join(joining.classes)}"
+    )
     trained, whole = joining.touched()
     print(f"{title}; {len(client.held_out)} held out")
     print("\n".join([f"from {client.says}", *(f"  {note}" for note in client.notes)]))

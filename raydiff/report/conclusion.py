@@ -24,12 +24,14 @@ MEANS = 30  # settings whose mean is a run in MLflow
 def conclude(sweep: SweepView) -> tuple[list[str], list[str]]:
     """(sentences, a line for each cell, privacy definition and target epsilon)."""
     seeds = sweep.seeds.nunique()
-    first = f"{len(sweep.finished)} of {len(sweep.runs)} trials finished"
-    first += f", with {seeds} seeds." if seeds > 1 else "; one seed: differences may be chance."
+    repeated = f", with {seeds} seeds." if seeds > 1 else "; one seed: differences may be chance."
+    first = f"{len(sweep.finished)} of {len(sweep.runs)} trials finished{repeated}"
     if sweep.measure is None:
         return [f"{first} None has a measure of quality."], []
-    quality = f"{first} By {measure_in_words(sweep.measure)}, lower is better. The best of each line is chosen on the "
-    quality += "same numbers; differences have paired 95 % intervals."
+    quality = (
+        f"{first} By {measure_in_words(sweep.measure)}, lower is better. The best of each line is chosen on the "
+        "same numbers; differences have paired 95 % intervals."
+    )
     sentences = [quality, _describe_guarantees(sweep), _describe_attacks(sweep)]
     return [*filter(None, sentences)], list(_best_settings(sweep))
 

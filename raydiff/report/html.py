@@ -62,7 +62,11 @@ def picture(data: bytes, *, alt: str, caption: str = "") -> str:
 def page(title: str, sections: Iterable[tuple[str, str]], footer: str) -> str:
     """The document, from (title, HTML) of its sections."""
     body = "\n".join(f"<section><h2>{escape(name)}</h2>\n{text}</section>" for name, text in sections)
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    head += f'<title>{escape(title)}</title><link rel="icon" href="data:,"><style>{STYLE}</style>'
-    body = f"<h1>{escape(title)}</h1>\n{body}\n<footer>{footer}</footer>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<title>{escape(title)}</title><link rel="icon" href="data:,"><style>{STYLE}</style>'
+    )
+    return (
+        f'<!doctype html>\n<html lang="en"><head>{head}</head>\n'
+        f"<body><h1>{escape(title)}</h1>\n{body}\n<footer>{footer}</footer></body></html>\n"
+    )

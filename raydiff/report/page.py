@@ -43,8 +43,10 @@ def show_samples(sweep: SweepView) -> str:
             path = sweep.trial(digest) / "artifacts" / f"{name}.png"
             if path.exists():
                 pictures.append(_embed(path, f"{setting}{whose}"))
-    note = "The best setting of each method and target epsilon, its first seed; a row is a client. The guarantee below "
-    note += "each picture is that of these samples, not of what was sent."
+    note = (
+        "The best setting of each method and target epsilon, its first seed; a row is a client. The guarantee below "
+        "each picture is that of these samples, not of what was sent."
+    )
     return f'<div class="samples">{"".join(pictures)}</div>{html.paragraph(note)}' if pictures else ""
 
 
@@ -116,8 +118,10 @@ def _round_up(table: pd.DataFrame) -> pd.DataFrame:
 
 def show_guarantees(sweep: SweepView) -> str:
     """What each setting guarantees against the server and against outsiders."""
-    note = "Epsilon is computed from the ledger of what was sent, the largest over seeds. Samples of a client's own "
-    note += "model carry no guarantee. Who sent what, round by round: ledger.json of each trial."
+    note = (
+        "Epsilon is computed from the ledger of what was sent, the largest over seeds. Samples of a client's own "
+        "model carry no guarantee. Who sent what, round by round: ledger.json of each trial."
+    )
     return html.table(_round_up(list_guarantees(sweep))) + html.paragraph(note)
 
 
@@ -189,8 +193,7 @@ def _make_section(make: Callable[[SweepView], str], sweep: SweepView) -> str:
     try:
         return make(sweep)
     except Exception as e:
-        kind = "" if isinstance(e, ValueError) else f"{type(e).__name__}: "
-        return html.paragraph(f"This section could not be made: {kind}{e}")
+        return html.paragraph(f"This section could not be made: {type(e).__name__}: {e}")
 
 
 def _footer(sweep: SweepView) -> str:

@@ -15,8 +15,20 @@ from raydiff.report.sweep_view import SweepView
 
 ENDS = {0.0: "nothing sent", math.inf: "without a guarantee"}
 """Epsilons that are no privacy level, and what they mean."""
-COLUMNS = ["cell", "definition", "setting", "arm", "target", "epsilon", "n", "mean", "base", "difference"]
-COLUMNS += ["low", "high"]
+COLUMNS = [
+    "cell",
+    "definition",
+    "setting",
+    "arm",
+    "target",
+    "epsilon",
+    "n",
+    "mean",
+    "base",
+    "difference",
+    "low",
+    "high",
+]
 
 
 def pair_by_seed(arm: pd.DataFrame, base: pd.DataFrame, on: Sequence[str], reading: str) -> pd.DataFrame:

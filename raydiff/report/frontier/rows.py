@@ -50,7 +50,10 @@ def frontier(runs: pd.DataFrame, trials: pd.DataFrame, metrics: Mapping[str, Met
     each = trials.join([runs[["digest", "outcome", "reason"]], guarantees(runs), averaged])
     each["auc_ceiling"] = column(runs, f"final/{AUC_CEILING}").mask(each["guarantee"].map(lambda g: g.nothing_sent))
     how: dict[str, Any] = {"n": ("digest", "size"), "digests": ("digest", " ".join)}
-    how |= {name: (name, _find_largest) for name in ("epsilon", "epsilon_outsiders", "auc_ceiling")}
+    how |= {
+        name: (name, lambda values: values.max(skipna=False))
+        for name in ("epsilon", "epsilon_outsiders", "auc_ceiling")
+    }
     how |= {name: (name, _find_weakest) for name in ("guarantee", "guarantee_outsiders")}
     for name in map(str, averaged):
         how |= {name: (name, "mean"), f"{name}_std": (name, "std")}
@@ -60,7 +63,7 @@ def frontier(runs: pd.DataFrame, trials: pd.DataFrame, metrics: Mapping[str, Met
     for name, metric in ATTACKS.items():
         for end in ("low", "high"):
             each[f"{name}_{end}"] = column(runs, f"final/{metric}_{end}")
-            how[f"{name}_{end}"] = (f"{name}_{end}", _take_single)
+            how[f"{name}_{end}"] = (f"{name}_{end}", lambda values: values.iloc[0] if len(values) == 1 else math.nan)
     table: pd.DataFrame = each.groupby(by, dropna=False, sort=False).agg(**how).reset_index()
     return table
 
@@ -71,18 +74,10 @@ def _measure_quality(runs: pd.DataFrame, metric: Metric) -> pd.Series:
     return test.where(runs["outcome"] == "finished", column(runs, f"last/{replace(metric, split='validation')}"))
 
 
-def _find_largest(values: pd.Series) -> float:
-    return float(values.max(skipna=False))
-
-
 def _find_weakest(stated: pd.Series) -> Guarantee:
     """The guarantee of the largest epsilon, which holds for all; one that was not recorded holds for none."""
     weakest: Guarantee = max(stated, key=lambda g: math.inf if math.isnan(g.epsilon) else g.epsilon)
     return weakest
-
-
-def _take_single(values: pd.Series) -> float:
-    return float(values.iloc[0]) if len(values) == 1 else math.nan
 
 
 def settings(runs: pd.DataFrame) -> dict[str, str]:
