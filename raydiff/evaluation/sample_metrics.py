@@ -99,8 +99,7 @@ def sample_coverage(drawn: Drawn) -> list[Metric]:
         one, other, real = (coverage(x, y, neighbours=neighbours) for x, y in ((samples, a), (samples, b), (a, b)))
         for name, value in real.items():
             metric = Metric(name=name, group=group, lower_is_better=False)
-            metrics.append(metric.with_value((one[name] + other[name]) / 2))
-            metrics.append(metric.with_value(value, role="real"))
+            metrics += [metric.with_value((one[name] + other[name]) / 2), metric.with_value(value, role="real")]
     return metrics
 
 

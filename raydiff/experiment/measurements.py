@@ -130,8 +130,10 @@ def _measure_unseen(
     if isinstance(method, WithNewClients):
         parts = method.join(progress.sent, seeding.generator(experiment.seed, "newcomers"))
         personal, fixed = (float(sum(v.numel() for v in part.values())) for part in parts)
-        metrics.append(Metric(name="parameters", split="unseen", value=personal))
-        metrics.append(Metric(name="parameters_share", split="unseen", value=personal / (personal + fixed)))
+        metrics += [
+            Metric(name="parameters", split="unseen", value=personal),
+            Metric(name="parameters_share", split="unseen", value=personal / (personal + fixed)),
+        ]
     return metrics
 
 

@@ -107,8 +107,8 @@ def for_pictures(dataset: Dataset, *, clients: int, gpu: bool) -> Suggestion:
     if (dim := int(len(dataset.splits["test"]) * 0.08)) < Evaluation().dim:
         entries["evaluation.dim"] = max(1, dim), "as many features as so few test records can estimate"
     if gpu:
-        entries["runtime.gpu_per_worker"] = 0.5, "fraction of a GPU: a worker beside the coordinator on one"
-        entries["runtime.gpu_server"] = 0.5, ""
+        comment = "fraction of a GPU: a worker beside the coordinator on one"
+        entries |= {"runtime.gpu_per_worker": (0.5, comment), "runtime.gpu_server": (0.5, "")}
     entries["runtime.workers"] = "none", "as many as fit, at most one for each client"
     warning = (
         f"{pixels} values per picture are many for a CPU: expect colours and outlines, not objects. Use a machine with "
@@ -128,8 +128,10 @@ def _network(dataset: Dataset, *, clients: int, gpu: bool) -> dict[str, tuple[An
     network = "method.model.network"
     if gpu:
         scales = sum(dataset.shape[1] % 2**n == 0 and dataset.shape[2] % 2**n == 0 for n in range(3))
-        entries: dict[str, tuple[Any, str]] = {f"{network}.kind": ("unet", "")}
-        entries[f"{network}.widths"] = [64, 128, 128][:scales], ""
+        entries: dict[str, tuple[Any, str]] = {
+            f"{network}.kind": ("unet", ""),
+            f"{network}.widths": ([64, 128, 128][:scales], ""),
+        }
         most_steps = 20_000
         rate = 2e-4
     else:
@@ -172,8 +174,11 @@ def suggested(dataset: Dataset, *, clients: int) -> Suggestion:
 
 def written(head: str, suggestion: Suggestion, values: Mapping[str, Any]) -> str:
     """Return an experiment file with `head` as comment; suggested values have theirs."""
-    lines = [f"# {line}" for line in head.splitlines()]
-    lines += ["", f'preset = "{suggestion.preset}"  # all other settings are those of this preset']
+    lines = [
+        *(f"# {line}" for line in head.splitlines()),
+        "",
+        f'preset = "{suggestion.preset}"  # all other settings are those of this preset',
+    ]
     tables: dict[str, list[str]] = {"": []}
     for path, value in values.items():
         table, _, key = path.rpartition(".")

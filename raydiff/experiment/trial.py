@@ -109,9 +109,17 @@ def cut_short(folder: Path, outcome: str, **more: Any) -> None:
     try:
         views = guarantees(PrivacyOdometer(ledger_of(folder)), experiment)
     except ValueError as e:  # of a damaged folder
-        about: dict[str, Any] = {"delta": experiment.method.delta, "accountant": experiment.method.accountant}
-        about |= {"unit": None, "relation": None, "trust": "local", "clients": 0, "unprotected": (str(e),)}
-        views = (Guarantee(epsilon=math.inf, **about),) * 2
+        infinite = Guarantee(
+            epsilon=math.inf,
+            delta=experiment.method.delta,
+            accountant=experiment.method.accountant,
+            unit=None,
+            relation=None,
+            trust="local",
+            clients=0,
+            unprotected=(str(e),),
+        )
+        views = infinite, infinite
     end(folder, outcome, **_fields_of(*views), **more)
     copies.download(folder)
 
@@ -271,10 +279,10 @@ def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> It
         resumed = resumed or progress.resumed
         odometer.follow(progress.ledger)
         server, outsiders = guarantees(odometer, experiment)
-        metrics = measurements.of_ledger(odometer, server, outsiders)
-        metrics += _measure_round(experiment, pool, progress)
+        measured = _measure_round(experiment, pool, progress)
         now = time.perf_counter()
-        metrics.append(SECONDS.with_value(now - clock))
+        spent = measurements.of_ledger(odometer, server, outsiders)
+        metrics = [*spent, *measured, SECONDS.with_value(now - clock)]
         clock = now
         why = {f"client {client}": reason for client, reason in progress.rejected.items()}
         if why:

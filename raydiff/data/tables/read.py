@@ -86,8 +86,10 @@ def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encod
     frame = _canonical(frame, kinds, config, table)
     mapping = _fit(config, frame if rows is None else frame.iloc[rows], columns, label, kinds, public=rows is not None)
     if fitted:
-        notes.append(_describe_kinds({name: kinds[name] for name in fitted}))
-        notes.append(f"bins and categories were taken from {'these' if rows is None else f'{len(rows)} public'} rows")
+        notes += [
+            _describe_kinds({name: kinds[name] for name in fitted}),
+            f"bins and categories were taken from {'these' if rows is None else f'{len(rows)} public'} rows",
+        ]
     drawn = None if rows is None else torch.from_numpy(rows)
     return _encode(frame, mapping, path.name, tuple(notes), fitted_columns=fitted, public=drawn)
 

@@ -60,19 +60,28 @@ class AttackResult:
 
     def metrics(self, **where: Any) -> list[Metric]:
         """Return all numbers, those with an interval with its ends; `where` is the target and the attack."""
-        measured = [("auc", self.auc, self.auc_interval)]
-        measured.append(("balanced_accuracy", self.balanced_accuracy, self.balanced_accuracy_interval))
-        measured += [(f"tpr_at_{100 * rate.fpr:g}pct_fpr", rate.tpr, rate.interval) for rate in self.low_fpr]
-        chosen = {"timestep_index": self.timestep_index, "threshold": self.threshold}
-        chosen |= {f"fpr_reached_at_{100 * rate.fpr:g}pct": rate.fpr_reached for rate in self.low_fpr}
-        counts = {"n_members": self.n_members, "n_nonmembers": self.n_nonmembers}
-        metrics = [Metric(name=name, role="calibration", **where).with_value(value) for name, value in chosen.items()]
-        metrics += [Metric(name=name, role="count", **where).with_value(value) for name, value in counts.items()]
+        measured = [
+            ("auc", self.auc, self.auc_interval),
+            ("balanced_accuracy", self.balanced_accuracy, self.balanced_accuracy_interval),
+            *((f"tpr_at_{100 * rate.fpr:g}pct_fpr", rate.tpr, rate.interval) for rate in self.low_fpr),
+        ]
+        chosen = {
+            "timestep_index": self.timestep_index,
+            "threshold": self.threshold,
+            **{f"fpr_reached_at_{100 * rate.fpr:g}pct": rate.fpr_reached for rate in self.low_fpr},
+        }
+        metrics = [
+            *(Metric(name=name, role="calibration", **where).with_value(value) for name, value in chosen.items()),
+            Metric(name="n_members", role="count", **where).with_value(self.n_members),
+            Metric(name="n_nonmembers", role="count", **where).with_value(self.n_nonmembers),
+        ]
         for name, value, (low, high) in measured:
             metric = Metric(name=name, bounds=FRACTION, **where)
-            metrics.append(metric.with_value(value))
-            metrics.append(metric.with_value(low, role="low"))
-            metrics.append(metric.with_value(high, role="high"))
+            metrics += [
+                metric.with_value(value),
+                metric.with_value(low, role="low"),
+                metric.with_value(high, role="high"),
+            ]
         return metrics
 
 

@@ -101,8 +101,8 @@ def frechet_distances(compared: Iterable[Beside], *, features: str) -> list[Metr
     metrics: list[Metric] = []
     for group, samples, a, b in compared:
         metric = frechet_metric(features, group)
-        metrics.append(metric.with_value((frechet(samples, a) + frechet(samples, b)) / 2))
-        metrics.append(metric.beside(frechet(a, b), role="floor"))
+        distance = (frechet(samples, a) + frechet(samples, b)) / 2
+        metrics += [metric.with_value(distance), metric.beside(frechet(a, b), role="floor")]
     return metrics
 
 
@@ -113,9 +113,11 @@ def kernel_distances(compared: Iterable[Beside], *, features: str, rng: torch.Ge
         metric = kernel_metric(features, group)
         readings = [kernel(samples, half, rng) for half in (a, b)]
         distance, spread = (sum(r) / 2 for r in zip(*readings, strict=True))
-        metrics.append(metric.with_value(distance))
-        metrics.append(metric.beside(spread, role="spread"))
-        metrics.append(metric.beside(kernel(a, b, rng)[0], role="floor"))
+        metrics += [
+            metric.with_value(distance),
+            metric.beside(spread, role="spread"),
+            metric.beside(kernel(a, b, rng)[0], role="floor"),
+        ]
     return metrics
 
 
