@@ -125,12 +125,11 @@ class Dataset:
 
 def anywhere(config: Data) -> Data:
     """The same data set for processes with another working directory and environment: paths are absolute."""
-    values = {n: v for n in ("name", "public_from") if (v := getattr(config, n)) is not None}
-    places = {n: v for n, v in values.items() if source_registry.is_path(v, config.root)}
-    if root := config.root or os.environ.get("RAYDIFF_DATA"):
-        places["root"] = root
-    changes: dict[str, Any] = {name: absolute(path) for name, path in places.items()}
-    return dataclasses.replace(config, **changes)
+    places: dict[str, Any] = {"root": config.root or os.environ.get("RAYDIFF_DATA")}
+    for name in ("name", "public_from"):
+        value = getattr(config, name)
+        places[name] = value if value and source_registry.is_path(value, config.root) else None
+    return dataclasses.replace(config, **{name: absolute(path) for name, path in places.items() if path})
 
 
 def absolute(path: str) -> str:

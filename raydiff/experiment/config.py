@@ -239,5 +239,4 @@ def read(path: Path) -> Experiment:
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
     except ValueError as e:
-        message = str(e)
-        raise ValueError(message if str(path) in message else f"{path}: {message}") from None
+        raise ValueError(str(e) if str(path) in str(e) else f"{path}: {e}") from None

@@ -12,7 +12,7 @@ import torch
 from raydiff import seeding
 from raydiff.data import datasets, entangled, partition, picture_files
 from raydiff.evaluation import figures, suite
-from raydiff.evaluation.evaluation_settings import AUDIT
+from raydiff.evaluation.evaluation_settings import AUDIT, Evaluation
 from raydiff.evaluation.suite import ClientReport
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
@@ -87,7 +87,9 @@ def of_models(
     )
     reports = [report if c in senders else report.of_outsider() for c, report in evaluated]
     final = suite.summarise(reports)
-    ceilings.check_attacks([*of_ledger, *final], unlike=_label_distance(experiment, sorted(senders & set(measured))))
+    ceilings.check_attacks(
+        [*of_ledger, *final], unlike=_label_distance(experiment, experiment.evaluation, sorted(senders & set(measured)))
+    )
     _draw_samples(experiment, reports, measured, artifacts / "samples.png", outsiders)
     dataset = datasets.load(experiment.data)
     sizes = partition.counts(dataset.splits["train"], shares(experiment, dataset), len(dataset.base_names))
@@ -95,9 +97,8 @@ def of_models(
     return final + _measure_unseen(experiment, pool, progress, artifacts, outsiders)
 
 
-def _label_distance(experiment: Experiment, clients: Sequence[int]) -> float:
+def _label_distance(experiment: Experiment, evaluation: Evaluation, clients: Sequence[int]) -> float:
     """Total variation between the labels of the records that are attacked as members and those of the test split."""
-    assert experiment.evaluation is not None
     dataset = datasets.load(experiment.data)
     train = dataset.splits["train"]
     parts = shares(experiment, dataset)
@@ -107,7 +108,7 @@ def _label_distance(experiment: Experiment, clients: Sequence[int]) -> float:
     nonmembers, *mixes = (part.bincount(minlength=len(classes)).double() / len(part) for part in split)
     members = torch.zeros(len(classes), dtype=torch.float64)
     for part, mix in zip(split[1:], mixes, strict=True):
-        members += min(len(part), experiment.evaluation.members) * mix
+        members += min(len(part), evaluation.members) * mix
     return float((members / members.sum() - nonmembers).abs().sum() / 2) if clients else 0.0
 
 

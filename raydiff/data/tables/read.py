@@ -142,7 +142,7 @@ def _choose_columns(config: RawTable, table: Cells, path: Path) -> tuple[tuple[s
     columns = tuple(c for c in columns if c not in config.exclude)
     if not columns:
         raise ValueError(f"{path} has no column but the label {label!r} and those that data.exclude names")
-    unread = {name: kind for name in (*columns, *labels) if (kind := table.kinds.get(name, "text")) not in MEANING}
+    unread = {name: table.kinds[name] for name in (*columns, *labels) if table.kinds.get(name, "text") not in MEANING}
     if unread:
         what = ", ".join(f"column {name!r} of {path.name} is of type {kind}" for name, kind in unread.items())
         raise ValueError(f"{what}: leave it out (--data.exclude {' '.join(map(shlex.quote, unread))})")
