@@ -4,7 +4,7 @@ import itertools
 from dataclasses import field, replace
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from raydiff.data.modality import Modality
 from raydiff.evaluation.attacks import targets
@@ -55,10 +55,10 @@ class Evaluation:
     """Also measure the distances of the model's other samplers (`models.samplers.MEASURED`)."""
     clusters: bool = False
     """Also measure each model's distance to both clusters of classes of a MajorityMinority partition."""
-    attacks: tuple[str, ...] | None = ("pia", "sima")
+    attacks: Annotated[tuple[str, ...], MinLen(1)] | None = ("pia", "sima")
     """Membership attacks on denoisers of pictures (`targets`): any of loss, pia, secmi, sima, or module:name from
     anywhere; of a table its rows are attacked (`blackbox`). None: nothing is attacked."""
-    metrics: tuple[str, ...] = (ALL,)
+    metrics: Annotated[tuple[str, ...], MinLen(1)] = (ALL,)
     """What is measured (`METRICS`, or module:name from anywhere); all: each metric of such data. The Frechet
     distance leaves small groups out; the kernel distance has no bias that depends on the number of records."""
     split: Split = "test"
@@ -70,9 +70,6 @@ class Evaluation:
     """Member records per client that an attack uses at most, half of them for calibration."""
 
     def __post_init__(self) -> None:
-        for name in ("attacks", "metrics"):
-            if getattr(self, name) == ():
-                raise ValueError(f"{name} must name at least one")
         targets.check(self.attacks or ())
         check_metrics(self.metrics)
         downstream.check(self.downstream)

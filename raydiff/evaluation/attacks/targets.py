@@ -92,12 +92,13 @@ def scores(
         out["uploads"] = {DISTANCE: {k: distances(uploads, records) for k, records in matched.items()}}
         if (shared := deployed.targets.get("global")) is not None:
             sent = {role: uploads.sent.select(rows) for role, rows in halves.items()}
-            out["global_uploaded"] = of_shared("global_uploaded", shared, sent, lambda: _as_uploaded(uploads, others))
+            out["global_uploaded"] = of_shared(
+                "global_uploaded",
+                shared,
+                sent,
+                lambda: {k: uploads.make(records, NoiseStream(b"instruments", (k,))) for k, records in others.items()},
+            )
     return out
-
-
-def _as_uploaded(uploads: Uploads, roles: Roles) -> Roles:
-    return {k: uploads.make(records, NoiseStream(b"instruments", (k,))) for k, records in roles.items()}
 
 
 def _score_roles(target: Target, roles: Roles, chosen: Mapping[str, attacks.Attack]) -> Roled:
