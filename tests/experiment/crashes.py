@@ -26,7 +26,7 @@ class Machine:
         self.names: dict[Path, bytes | None] = {}
         self.contents: set[int] = set()
         self.busy = False
-        for owner, name in ((Path, "write_text"), (Path, "replace"), (os, "link"), (os, "fsync")):
+        for owner, name in ((Path, "write_bytes"), (Path, "replace"), (os, "link"), (os, "fsync")):
             patch.setattr(owner, name, self._watched(name, getattr(owner, name)))
 
     def _watched(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,14 +56,15 @@ class Machine:
             self.visit()
             self.busy = False
             return
-        if name == "write_text" and args:
-            path, text = args
-            real(path, text[: self.rng.randrange(len(text) + 1)])
-            self._write_text(path, text)
+        if name == "write_bytes" and args:
+            path, data = args
+            real(path, data[: self.rng.randrange(len(data) + 1)])
+            self._write_bytes(path, data)
+        self.busy = True
         self._lose()
         raise PowerLost
 
-    def _write_text(self, path: Path, text: str) -> None:
+    def _write_bytes(self, path: Path, data: bytes) -> None:
         self.contents.add(path.stat().st_ino)
 
     def _link(self, source: Path, target: Path) -> None:
