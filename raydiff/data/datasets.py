@@ -125,11 +125,12 @@ class Dataset:
 
 def anywhere(config: Data) -> Data:
     """The same data set for processes with another working directory and environment: paths are absolute."""
-    places: dict[str, Any] = {"root": config.root or os.environ.get("RAYDIFF_DATA")}
+    places = {"root": config.root or os.environ.get("RAYDIFF_DATA")}
     for name in ("name", "public_from"):
         value = getattr(config, name)
         places[name] = value if value and source_registry.is_path(value, config.root) else None
-    return dataclasses.replace(config, **{name: absolute(path) for name, path in places.items() if path})
+    changes: dict[str, Any] = {name: absolute(path) for name, path in places.items() if path}
+    return dataclasses.replace(config, **changes)
 
 
 def absolute(path: str) -> str:
