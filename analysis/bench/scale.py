@@ -58,24 +58,25 @@ def squares(folder: Path | None, labels: Sequence[str]) -> Source:
 def scale(quick: bool) -> Lines:
     """More clients, clients that do not train, larger models, and many rounds."""
     few, many, count, long = (4, 20, 2, 20) if quick else (1000, 10_000, 10, 2000)  # clients, then rounds
+    data = replace(SQUARES, train=200) if quick else SQUARES
     with tempfile.TemporaryDirectory(prefix="raydiff-bench-") as name, ray_workers() as workers:
         folder = Path(name)
-        _whole(Work(clients=2, steps=2, network=TINY, data=SQUARES), 2, folder / "warm", workers)
-        yield "soak", _soak(Work(clients=8, steps=1, network=TINY, data=SQUARES), long, folder / "soak", workers)
+        _whole(Work(clients=2, steps=2, network=TINY, data=data), 2, folder / "warm", workers)
+        yield "soak", _soak(Work(clients=8, steps=1, network=TINY, data=data), long, folder / "soak", workers)
         for participants in (IDLE, PROCESSES):
             case = Work(clients=IDLE, steps=0, network=TINY, participants=participants)
             found, _ = _whole(case, 5 * count, folder / f"idle-{participants}", workers)
             alone = Work(clients=participants, steps=0, network=TINY).trial(5 * count, folder / f"floor-{participants}")
             found |= {"participants": participants, "floor_s": per_round(floor(alone))}
             yield "idle", {**found, **_judged(found, {"seconds_per_round": IDLE_SECONDS})}
-        tiny = Work(clients=few, steps=2, network=TINY, data=SQUARES)
+        tiny = Work(clients=few, steps=2, network=TINY, data=data)
         found, server = _whole(tiny, count, folder / "few", workers)
         yield "scale", {**found, **_judged(found, {"total_mb": SCALE_MB})}
         yield "scale", _whole(replace(tiny, vectorize=True), count, folder / "lock-step", workers)[0]
         found, _ = _whole(replace(tiny, clients=many), count, folder / "many", workers)
         yield "scale", {**found, **_judged(found, {"total_mb": SCALE_MB})}
         network = MLP(width=8, depth=1) if quick else MB_10
-        found, _ = _whole(Work(clients=few, steps=0, network=network, data=SQUARES), 5, folder / "size", workers)
+        found, _ = _whole(Work(clients=few, steps=0, network=network, data=data), 5, folder / "size", workers)
         yield "size", {**found, **_judged(found, {"driver_mb": DRIVER_MB, "received_mb": RECEIVED_MB})}
         network = MLP(width=8, depth=1) if quick else MB_100
         yield "size", _whole(Work(clients=8, steps=0, network=network), 5, folder / "large", workers)[0]
