@@ -51,8 +51,6 @@ class Pretraining:
     """Channels of a latent."""
     vae_steps: Count = 1000
     """Optimisation steps of the auto-encoder."""
-    vae_learning_rate: Positive = 2e-3
-    """Its initial learning rate; both learning rates fall to zero along a cosine."""
     kl: NonNegative = 1e-4
     """Weight of the KL divergence of a latent's entries from N(0, 1), beside the squared error of a pixel."""
     widths: Annotated[tuple[Width, ...], MinLen(2)] = (32, 64)
@@ -68,7 +66,7 @@ class Pretraining:
     steps: Count = 1500
     """Optimisation steps of the denoiser and the words."""
     learning_rate: Positive = 2e-3
-    """Their initial learning rate."""
+    """Initial learning rate of both trainings; it falls to zero along a cosine."""
     batch: Count = 64
     """Records per step."""
 
@@ -172,7 +170,7 @@ def _autoencoder(images: Tensor, training: Pretraining, rng: torch.Generator, sa
         noise = torch.randn(training.batch, *latent, generator=rng)
         return call(images[rows.to(where)], noise.to(where))
 
-    plan = Training(steps=training.vae_steps, batch=training.batch, learning_rate=training.vae_learning_rate)
+    plan = Training(steps=training.vae_steps, batch=training.batch, learning_rate=training.learning_rate)
     return module.vae, _fit(module, step_loss, plan, "auto-encoder", say)
 
 
