@@ -28,7 +28,16 @@ SHARING = {
 }
 """Files outside `runtime` that share a process, since they share an undisturbed sweep or a cluster."""
 LONG = ("test_hangs",)  # files that take longer than all but these groups
-MINUTES = ("test_bench", "test_attack", "test_docs", "test_init", "test_main_job")  # in the slow suite, after Ray's
+MINUTES = (
+    "test_bench",
+    "test_attack",
+    "test_contract",
+    "test_docs",
+    "test_init",
+    "test_main_job",
+    "test_mlflow_writer",
+)
+"""Files that come next, since they take long in the default or the slow suite."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

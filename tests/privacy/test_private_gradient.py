@@ -39,7 +39,7 @@ from raydiff.tree import Params
 
 Make = Callable[..., Any]  # with the signature of `PrivateGradient`
 
-SIGMA, CLIP, RECORDS, WIDTH = 0.8, 1.5, 200, 20_000
+SIGMA, CLIP, RECORDS, BATCH, WIDTH = 0.8, 1.5, 80, 20, 20_000
 NAMES = ("secret", "digest", "client", "round")
 IMPROBABLE = 1e-9  # chance of a false alarm of one comparison
 EXACT = Mechanism(noise_multiplier=0.0, max_grad_norm=1e6)
@@ -107,16 +107,16 @@ def pulls(gradient: Any, *, width: int = RECORDS, batch: int = RECORDS) -> Tenso
 
 def faults(build: Make) -> list[str]:
     """What is wrong with a mechanism of `PrivateGradient`'s signature; empty if nothing is."""
-    noisy, sampled = noise(build), make(build, batch=50)
+    noisy, sampled = noise(build), make(build, batch=BATCH)
     z, later = next(noisy), next(noisy)
-    samples = torch.stack([pulls(sampled, batch=50) for _ in range(30)]) > 0.5
+    samples = torch.stack([pulls(sampled, batch=BATCH) for _ in range(30)]) > 0.5
     checks = {
         "noise scale": kstest(z.double(), "norm").pvalue > IMPROBABLE,
         "same noise in another step": _independent(z, later),
         "second draw": torch.equal(z, next(noise(build))),
         "clip": _bounded(build),
         "clipped before the mean": _mean_first(build),
-        "sample": _is_poisson(samples, 50 / RECORDS),
+        "sample": _is_poisson(samples, BATCH / RECORDS),
         "draws shift": _keeps_its_draws(build),
         "removal": max(removals(build)) <= CLIP,
         "event": _event(build) == Gaussian(SIGMA, "example", "zero_out", "local", 0.25, 3),
@@ -124,7 +124,7 @@ def faults(build: Make) -> list[str]:
     others = [stream(secret=b"another"), stream(digest="another"), stream(client=1), stream(round=1)]
     for name, other in zip(NAMES, others, strict=True):
         checks[f"same noise for another {name}"] = _independent(z, next(noise(build, other)))
-        sample = pulls(make(build, batch=50, stream=other), batch=50) > 0.5
+        sample = pulls(make(build, batch=BATCH, stream=other), batch=BATCH) > 0.5
         checks[f"same sample for another {name}"] = not torch.equal(sample, samples[0])
     return [name for name, passed in checks.items() if not passed]
 
@@ -199,7 +199,7 @@ def removals(build: Make = PrivateGradient) -> Iterator[float]:
 
 
 def _event(build: Make) -> Any:
-    gradient = make(build, noise_multiplier=SIGMA, batch=50)
+    gradient = make(build, noise_multiplier=SIGMA, batch=BATCH)
     for _ in range(3):
         pulls(gradient)
     return gradient.event
@@ -559,7 +559,7 @@ def test_a_batch_that_cannot_be_drawn_is_refused(batch: int, n: int) -> None:
 
 
 @pytest.mark.usefixtures("real_gaussians")
-@pytest.mark.parametrize(("sigma", "batch", "steps"), [(1.0, 20, 30), (0.6, 1, 5), (4.0, 200, 3)])
+@pytest.mark.parametrize(("sigma", "batch", "steps"), [(1.0, 20, 30), (0.6, 1, 5), (4.0, RECORDS, 3)])
 def test_the_event_is_of_the_steps_taken_and_costs_what_opacus_says(sigma: float, batch: int, steps: int) -> None:
     gradient = make(noise_multiplier=sigma, batch=batch)
     for _ in range(steps):
