@@ -76,18 +76,18 @@ def test_a_search_and_a_scheduler_share_a_sweep_and_a_failed_trial_stops_neither
     )
     space = {"method.server.learning_rate": ("choice", (1e-3, 1e30)), "seed": ("randint", (0, 100))}
     median = ("median", {"min_samples_required": 1})
-    search = Search(searcher="optuna", space=space, samples=6, scheduler=median)
+    search = Search(searcher="optuna", space=space, samples=4, scheduler=median)
     planned = plan_sweep("p", Study(experiment=base, search=search), SweepRequest(), name="s")
     planned.folder.mkdir(parents=True)
     trial.keep_secret(planned.folder, planned.secret)
     progress = SweepProgress(planned)
     assert tuner.run_on_tune(planned, tuner.choose_slot(planned, [{"CPU": 2.0}]), progress).interrupted == 0
     outcomes = [outcome["outcome"] for _, outcome in json_files.outcomes(planned.folder)]
-    assert len(outcomes) == progress.total == progress.done + progress.failed == 6
+    assert len(outcomes) == progress.total == progress.done + progress.failed == 4
     assert "failed" in outcomes and "finished" in outcomes
-    assert "the search proposed 6 settings for 6 experiments" in capsys.readouterr().out
+    assert "the search proposed 4 settings for 4 experiments" in capsys.readouterr().out
     again = SweepProgress(planned)
     assert (
         tuner.run_on_tune(planned, tuner.choose_slot(planned, [{"CPU": 2.0}]), again).interrupted == 0
-        and again.done + again.failed == 6
+        and again.done + again.failed == 4
     )
