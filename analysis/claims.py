@@ -44,7 +44,7 @@ import pandas as pd
 
 from analysis.origin import origin_of, preset_of
 from raydiff.__main__ import leave
-from raydiff.cli.options import StorageOptions, parse, positional
+from raydiff.cli.options import StorageOptions, parse_options, positional
 from raydiff.formats.csv_files import read_csv
 from raydiff.formats.intervals import excludes_zero, format_interval, student
 from raydiff.formats.tables import Table, publish, strong
@@ -237,7 +237,7 @@ class SweepsOptions(StorageOptions):
 
 def main(argv: Sequence[str]) -> None:
     """Print a table for each sweep and its origin, and write the files."""
-    folders, out = parse(SweepsOptions, argv, __doc__).find()
+    folders, out = parse_options(SweepsOptions, argv, __doc__).find()
     tables: dict[str, pd.DataFrame] = {}
     for path in folders:
         tables |= {str(name): rows for name, rows in _read(path).groupby("sweep", sort=False)}

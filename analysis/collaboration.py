@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from raydiff.__main__ import leave
-from raydiff.cli.options import parse
+from raydiff.cli.options import parse_options
 from raydiff.cli.report import FinishedSweepOptions
 from raydiff.formats.intervals import format_interval, interval, ratio
 from raydiff.formats.tables import Table, publish
@@ -53,7 +53,7 @@ NONE = -1.0  # epsilon of arms that have none, in the key of a group
 def distances(runs: pd.DataFrame, rounds: pd.DataFrame) -> pd.DataFrame:
     """arm, minority, epsilon (infinite without noise, NaN for arms that have none), seed, sampler, distance.
 
-    From `load.runs` and `load.rounds`. Raises ValueError where the sweep is not of such a preset.
+    From `load.runs` and `load.read_rounds`. Raises ValueError where the sweep is not of such a preset.
     """
     runs = load.finished(runs)
     measured = any(f"final/eval/{sampler}/fd_cnn/minor" in runs for sampler in SAMPLERS)
@@ -113,7 +113,7 @@ def differences(table: pd.DataFrame) -> pd.DataFrame:
         for name in CELL[:2]:
             if f"{name}_base" in both:  # An arm without this field is the same in every cell.
                 both[name] = both[name].fillna(both[f"{name}_base"])
-        for row, pairs in load.groups(both, CELL):
+        for row, pairs in load.group_rows(both, CELL):
             row |= {"arm": arm, "against": against, "n": len(pairs)}
             row |= {"arm_mean": pairs["distance"].mean(), "against_mean": pairs["distance_base"].mean()}
             row |= interval(pairs["difference"])
@@ -156,7 +156,7 @@ def _cell(row: Mapping[Any, Any]) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Print the table and write the files."""
-    sweep, out = parse(FinishedSweepOptions, argv, __doc__).open()
+    sweep, out = parse_options(FinishedSweepOptions, argv, __doc__).open()
     table = differences(distances(sweep.runs, sweep.rounds))
     publish(out, "paired", str(shown_table(table)), {"paired": table})
 

@@ -18,14 +18,14 @@ import pandas as pd
 
 from analysis.loss_plots import CELL, CENTRAL, FEDDISTR, LATENTS, LEVELS, PUBLIC, draw
 from raydiff.__main__ import leave
-from raydiff.cli.options import parse
+from raydiff.cli.options import parse_options
 from raydiff.cli.report import FinishedSweepOptions
 from raydiff.formats import rounding
 from raydiff.formats.intervals import excludes_zero, format_interval, interval
 from raydiff.formats.tables import Table, publish, span
 from raydiff.report.frontier.rows import settings
 from raydiff.report.guarantees import guarantee_of
-from raydiff.report.load import Row, column, finished, groups, records
+from raydiff.report.load import Row, column, finished, group_rows, records
 from raydiff.report.paired import pair_by_seed
 
 ARM = ["base", "name", "rounds", "target"]
@@ -116,7 +116,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     clients and per client, parameters (bytes / 4).
     """
     rows: list[Row] = []
-    for arm, trials in groups(table, [*ARM, *CELL]):
+    for arm, trials in group_rows(table, [*ARM, *CELL]):
         row = arm | {"n": len(trials), **interval(trials["loss"], "loss")}
         row |= {"epsilon": trials["epsilon"].max(skipna=False), "definition": trials["definition"].iloc[0]}
         row |= {name: trials[name].mean() for name in ("bytes", "per_client")}
@@ -138,7 +138,7 @@ def differences(table: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for name, mine in table[table["ours"]].groupby("name"):
-        for arm, other in groups(table.drop(index=mine.index), [*ARM, *CELL]):
+        for arm, other in group_rows(table.drop(index=mine.index), [*ARM, *CELL]):
             both = pair_by_seed(mine, other, [*CELL, "seed"], "loss")
             if len(both):
                 row = arm | {"ours": name, "epsilon": other["epsilon"].max(skipna=False), "n": len(both)}
@@ -155,7 +155,7 @@ def convergence(table: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     federated = table[table["target"].isna() & ~table["base"].isin([PUBLIC, CENTRAL])]
-    for row, trials in groups(federated, ["base", "name", *CELL]):
+    for row, trials in group_rows(federated, ["base", "name", *CELL]):
         means = trials.groupby("rounds")[["loss", "bytes", "per_client"]].mean()
         at = int(means.index[means["loss"] <= means["loss"].iloc[-1] + TOLERANCE + 1e-9][0])
         senders = means["bytes"].iloc[-1] / means["per_client"].iloc[-1]
@@ -198,7 +198,7 @@ def _by_cell(
     cells = sorted(set(rows[CELL].itertuples(index=False, name=None)))
     header = ["method", "rounds", "epsilon", *(f"xi {xi:g}, K {clients}" for xi, clients in cells), *more]
     lines = []
-    for arm, part in groups(rows, ARM, sort=False):  # The rows are sorted already.
+    for arm, part in group_rows(rows, ARM, sort=False):  # The rows are sorted already.
         at = part.set_index(CELL)
         epsilon = part["epsilon"].max(skipna=False)
         first = [arm["name"], str(arm["rounds"] or "none"), "" if math.isnan(epsilon) else rounding.up(epsilon)]
@@ -245,7 +245,7 @@ def _number(value: float) -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Print the tables and write the files."""
-    sweep, out = parse(FinishedSweepOptions, argv, __doc__).open()
+    sweep, out = parse_options(FinishedSweepOptions, argv, __doc__).open()
     runs = sweep.runs
     try:
         table = readings(runs)

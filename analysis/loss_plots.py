@@ -52,4 +52,4 @@ def _picture(series: pd.DataFrame, levels: pd.DataFrame, x: str, title: str, pat
     figure.supxlabel(title, fontsize=9)
     figure.supylabel("utility loss (1 - accuracy)", fontsize=9)
     plots.legend(figure, grid.flat, first=names)
-    plots.save(figure, path)
+    plots.save_figure(figure, path)

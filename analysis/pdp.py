@@ -17,12 +17,12 @@ from typing import Any
 import pandas as pd
 
 from raydiff.__main__ import leave
-from raydiff.cli.options import parse
+from raydiff.cli.options import parse_options
 from raydiff.cli.report import FinishedSweepOptions
 from raydiff.formats import plots
 from raydiff.formats.intervals import format_interval, interval
 from raydiff.formats.tables import Table, publish, span
-from raydiff.report.load import column, finished, groups
+from raydiff.report.load import column, finished, group_rows
 from raydiff.report.paired import pair_by_seed
 
 CAVEAT = (
@@ -60,7 +60,7 @@ def removal(runs: pd.DataFrame) -> pd.DataFrame:
     if REMOVE not in runs or LARGEST not in runs:
         return pd.DataFrame()
     rows = []
-    for arm, trials in groups(finished(runs).dropna(subset=LARGEST), [*ARM, CONDITIONAL, BATCH]):
+    for arm, trials in group_rows(finished(runs).dropna(subset=LARGEST), [*ARM, CONDITIONAL, BATCH]):
         if trials[REMOVE].nunique() < 2:
             continue
         whole = trials[trials[REMOVE] == 0]
@@ -84,7 +84,7 @@ def attacks(runs: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     rows = []
     keys = [*ARM, STEPS, *(k for k in (SCHEDULE, RATE) if k in runs)]
-    for arm, trials in groups(finished(runs).dropna(subset=ATTACK), keys):
+    for arm, trials in group_rows(finished(runs).dropna(subset=ATTACK), keys):
         row = {**arm, "n": len(trials), **interval(trials[ATTACK], "attack", "attack_")}
         rows.append(row | interval(trials[f"{EVAL}tv_pairs"], "tv_pairs", "tv_pairs_") | _means(trials))
     return pd.DataFrame(rows)
@@ -135,7 +135,7 @@ def _shown(row: Mapping[Any, Any], name: str, form: str = ".3f") -> str:
 
 def main(argv: Sequence[str]) -> None:
     """Print the tables and write the files."""
-    sweep, out = parse(FinishedSweepOptions, argv, __doc__).open()
+    sweep, out = parse_options(FinishedSweepOptions, argv, __doc__).open()
     write(sweep.runs, out, what=sweep.name)
 
 
@@ -169,7 +169,7 @@ def draw_removal(table: pd.DataFrame, path: Path) -> None:
         below.set(xlabel="fraction of records removed", ylabel="accuracy on real test rows")
     plots.legend(figure, grid.flat, loc="outside right center")  # below the title, which is as wide as the figure
     figure.suptitle("conditional on the removed set; infinite bounds left out", fontsize=9)
-    plots.save(figure, path)
+    plots.save_figure(figure, path)
 
 
 if __name__ == "__main__":

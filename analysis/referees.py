@@ -18,9 +18,9 @@ import pandas as pd
 from analysis.claims import SweepsOptions, rows_of, values, where
 from analysis.origin import origin_of
 from raydiff.__main__ import leave
-from raydiff.cli.options import parse
+from raydiff.cli.options import parse_options
 from raydiff.formats.intervals import format_interval, interval
-from raydiff.formats.tables import Table, publish, short, span
+from raydiff.formats.tables import Table, publish, shorten_value, span
 from raydiff.report import load
 from raydiff.report.load import Row
 from raydiff.report.sweep_view import open_sweep
@@ -63,8 +63,8 @@ def shown_table(rows: pd.DataFrame) -> Table:
     for row in rows.to_dict("records"):
         difference = format_interval(row["difference"], row["low"], row["high"], "+.2f", bold=True)
         theirs = [row[name] for name in ("data", "method", "source", "printed")]
-        lines.append([*theirs, short(row["rounds"]), f"{row['ours']:.2f}", difference])
-    differs = load.groups(rows, ["source", "differs"], sort=False)
+        lines.append([*theirs, shorten_value(row["rounds"]), f"{row['ours']:.2f}", difference])
+    differs = load.group_rows(rows, ["source", "differs"], sort=False)
     notes = [f"{of['source']}, {' and '.join(cells['method'].unique())}: {of['differs']}." for of, cells in differs]
     first = f"Test accuracy, %; n = {span(rows['n'])} seeds of ours; ± as published."
     return Table(header, lines, note="\n\n".join([first, *notes]))
@@ -72,7 +72,7 @@ def shown_table(rows: pd.DataFrame) -> Table:
 
 def main(argv: Sequence[str]) -> None:
     """Print the table and the sweeps' origins, and write the files."""
-    folders, out = parse(SweepsOptions, argv, __doc__).find()
+    folders, out = parse_options(SweepsOptions, argv, __doc__).find()
     sweeps = [open_sweep(folder) for folder in folders]
     rows = beside(pd.concat([sweep.runs for sweep in sweeps]))
     if rows.empty:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from raydiff.__main__ import leave
-from raydiff.cli.options import parse
+from raydiff.cli.options import parse_options
 from raydiff.cli.report import FinishedSweepOptions
 from raydiff.formats.intervals import format_interval, interval
 from raydiff.formats.tables import Table, publish, span
@@ -103,7 +103,7 @@ class UnseenOptions(FinishedSweepOptions):
 
 def main(argv: Sequence[str]) -> None:
     """Print the table and write the files."""
-    options = parse(UnseenOptions, argv, __doc__)
+    options = parse_options(UnseenOptions, argv, __doc__)
     sweep, out = options.open()
     measured = readings(sweep.runs, options.sampler)
     rows = table(measured, options.first)

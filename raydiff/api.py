@@ -65,7 +65,7 @@ class Numbers(Mapping[str, float]):
 
         from raydiff.report import html
 
-        return html.table(pd.DataFrame({"number": list(self), "value": [f"{v:.4g}" for v in self.values()]}))
+        return html.render_table(pd.DataFrame({"number": list(self), "value": [f"{v:.4g}" for v in self.values()]}))
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Run:
         from raydiff.report import html
 
         grid = self.folder / "artifacts" / "samples.png"
-        picture = html.picture(grid.read_bytes(), alt="samples") if grid.exists() else ""
+        picture = html.embed_picture(grid.read_bytes(), alt="samples") if grid.exists() else ""
         return "".join([html.paragraph(str(self.guarantee)), self.metrics._repr_html_(), picture])
 
     def sample(self, labels: Labels, *, client: int | None = None, seed: int = 0) -> NDArray[Any] | pd.DataFrame:
@@ -195,7 +195,9 @@ class Run:
         rows = self._rows(labels)
         records = Records(torch.as_tensor(np.asarray(images), dtype=torch.float32), rows, torch.arange(len(rows)))
         client = UnseenClient(records=records, held_out=records, says="given from Python")
-        joining = personalization.Joining(self.finished, client, personalization.prepare(self.finished), seed=seed)
+        joining = personalization.Joining(
+            self.finished, client, personalization.prepare_distances(self.finished), seed=seed
+        )
         rate = learning_rate or personalization.method_of(self.finished).joining.learning_rate
         *_, last = joining.stages(rate, [epochs])
         return Personal(self, joining, last, rate)
@@ -279,7 +281,7 @@ class Personal:
         """
         target = Path(folder).expanduser().absolute()
         target.mkdir(parents=True, exist_ok=True)
-        return personalization.save(target, self.joining, self.stage, rate=self.learning_rate, more={})
+        return personalization.save_personal(target, self.joining, self.stage, rate=self.learning_rate, more={})
 
 
 @dataclass(frozen=True)
@@ -356,7 +358,7 @@ class Sweep:
         from raydiff.report.sweep_view import open_sweep
 
         with allowed_packages(self.trust):
-            return page.write(self.folder / "report", open_sweep(self.folder))
+            return page.write_page(self.folder / "report", open_sweep(self.folder))
 
 
 def run(experiment: Experiment | Study, *, name: str | None = None, resume: bool = False, track: bool = True) -> Run:

@@ -23,7 +23,7 @@ def begun(experiment: Experiment, storage: str) -> Trial:
 
 def through(this: Trial) -> Trial:
     """Run it to its end."""
-    for _ in trial.run(this, trial.local_executor(this)):
+    for _ in trial.run_trial(this, trial.local_executor(this)):
         pass
     return this
 

@@ -9,7 +9,7 @@ import pytest
 
 from raydiff.__main__ import BUCKETS, COMMANDS, READ_SWEEPS
 from raydiff.cli import arguments
-from raydiff.cli.options import parse_known
+from raydiff.cli.options import parse_command
 from raydiff.experiment import overrides, searchers
 from raydiff.experiment.presets import PRESETS
 from raydiff.runtime import sweep_folder
@@ -39,7 +39,7 @@ def parsed(name: str, words: list[str], patch: pytest.MonkeyPatch) -> tuple[Any,
             start = PRESETS[options.what]().experiment
         for option in ("search", "scheduler"):
             _, fields = arguments.keywords(fields, option)
-        values = overrides.typed(start, fields)
+        values = overrides.parse_fields(start, fields)
         base = overrides.override(start, values) if values else start
         arguments.axes(base, getattr(options, "grid", None) or ())
         searchers.parse_space(base, arguments.assignments(getattr(options, "sample", ()), "a=b"))
@@ -49,7 +49,7 @@ def parsed(name: str, words: list[str], patch: pytest.MonkeyPatch) -> tuple[Any,
         words = ["/a/copy" if word.startswith(BUCKETS) else word for word in words]
     with patch.context() as inner:
         inner.setattr(sweep_folder, "sweep_named", lambda *_: SWEEP)
-        for owner, attribute in ((module, "parse"), (module, "parse_known")):
+        for owner, attribute in ((module, "parse_options"), (module, "parse_command")):
             if (parse := getattr(owner, attribute, None)) is not None:
                 inner.setattr(owner, attribute, lambda *a, _parse=parse, **k: stop(_parse, *a, **k))
         with pytest.raises(Parsed) as end:
@@ -59,4 +59,4 @@ def parsed(name: str, words: list[str], patch: pytest.MonkeyPatch) -> tuple[Any,
 
 def changes(start: Any, words: list[str]) -> dict[str, Any]:
     """{path: value} of the fields of `start` on a command line."""
-    return overrides.typed(start, parse_known(NoOptions, words, None, start)[1])
+    return overrides.parse_fields(start, parse_command(NoOptions, words, None, start)[1])

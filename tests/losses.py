@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from raydiff.evaluation.attacks.lira import halves
-from raydiff.evaluation.attacks.membership import AttackResult, attack
+from raydiff.evaluation.attacks.lira import draw_memberships
+from raydiff.evaluation.attacks.membership import AttackResult, attack_membership
 from raydiff.seeding import generator
 
 N = 4000
@@ -20,7 +20,7 @@ def calibrating(members: Tensor) -> Tensor:
 def judged(columns: Tensor, members: Tensor) -> AttackResult:
     """An attack that half of the records calibrate."""
     half = calibrating(members)
-    return attack(
+    return attack_membership(
         calibration_members=columns[half & members],
         calibration_nonmembers=columns[half & ~members],
         members=columns[~half & members],
@@ -32,7 +32,7 @@ def simulated(*, shift: float, spread: float = 1.0, shadows: int = 32) -> tuple[
     """(target, shadows, inside, members, mu): losses N(mu_i, 1) of non-members, N(mu_i - shift, spread^2) of members;
     mu_i ~ N(0, 3^2)."""
     rng = generator(7, "simulated")
-    inside = halves(N, shadows, rng)
+    inside = draw_memberships(N, shadows, rng)
     members = torch.rand(N, generator=rng) < 0.5
     mu = 3 * torch.randn(N, generator=rng, dtype=torch.float64)
 

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from raydiff.data.datasets import SPLITS, Data, Dataset, load
+from raydiff.data.datasets import SPLITS, Data, Dataset, load_dataset
 
 FEW: dict[str, Any] = {"public": 6, "validation": 6, "calibration": 3, "test": 9}
 
@@ -80,7 +80,7 @@ def with_other_private_pictures(dataset: Dataset) -> Dataset:
 def message(config: Data) -> str:
     """What `load` says when it refuses: one line."""
     with pytest.raises(ValueError) as error:
-        load(config)
+        load_dataset(config)
     assert "\n" not in str(error.value)
     return str(error.value)
 

@@ -16,7 +16,7 @@ class Storage:
     def finish(self, name: str, experiment: Experiment) -> Path:
         """Run an experiment as a sweep of one trial, and give its folder."""
         opened = trial.open_trial(experiment, self.sweeps / name)
-        for _ in trial.run(opened, trial.local_executor(opened)):
+        for _ in trial.run_trial(opened, trial.local_executor(opened)):
             pass
         (self.sweeps / name / "sweep.json").write_text(json.dumps({"id": f"the id of {name}"}))
         return opened.folder

@@ -50,7 +50,7 @@ print(sorted({"scipy", "pandas", "ray.tune", "mlflow"} & set(sys.modules)))
 from raydiff.experiment import trial
 for number, experiment in enumerate(pickle.loads(Path(sys.argv[1]).read_bytes())):
     this = trial.open_trial(experiment, Path(sys.argv[2]) / str(number))
-    list(trial.run(this, trial.local_executor(this)))
+    list(trial.run_trial(this, trial.local_executor(this)))
     print(sorted({"torch._dynamo", "torchvision", "sklearn.datasets", "pandas", "matplotlib"} & set(sys.modules)))
 """
 

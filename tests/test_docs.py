@@ -22,7 +22,7 @@ from torch import Tensor
 import raydiff
 from raydiff.__main__ import COMMANDS
 from raydiff.cli import arguments, sweep
-from raydiff.cli.options import SHORT as SHORT_OPTIONS, parse_known
+from raydiff.cli.options import SHORT as SHORT_OPTIONS, parse_command
 from raydiff.data import pictures
 from raydiff.data.pictures import read_pictures
 from raydiff.experiment import toml_file as file
@@ -176,10 +176,10 @@ def test_every_sweep_of_a_page_can_be_planned(packages: Path, monkeypatch: pytes
     for words, path in sweeps.items():
         if not {"--help", "--help-all", "--extend"} & {*words} and "s3:" not in str(words):
             monkeypatch.syspath_prepend(ROOT / path)
-            name, study, rest = arguments.preset(words)
-            options, fields = parse_known(sweep.SweepOptions, rest, None, study.experiment)
+            name, study, rest = arguments.split_preset(words)
+            options, fields = parse_command(sweep.SweepOptions, rest, None, study.experiment)
             try:
-                plan = sweep.planned(name, study, options, fields)
+                plan = sweep.plan_request(name, study, options, fields)
                 assert plan.trials or plan.suggested
             except ValueError as e:
                 if "raydiff pretrain makes one" not in str(e):  # as the page does first
@@ -285,7 +285,7 @@ def test_formulas_are_mathml_on_the_site() -> None:
 
 def test_experiment_files_on_pages_can_be_read() -> None:
     texts = re.findall(r"^```toml\n(.*?)^```", "\n".join(page.read_text() for page in CURRENT), re.M | re.S)
-    assert texts and all(file.parse(text, "a page", PRESETS).grid for text in texts)
+    assert texts and all(file.parse_study(text, "a page", PRESETS).grid for text in texts)
 
 
 def test_files_of_the_code_that_a_page_names_exist() -> None:

@@ -76,7 +76,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def kinds(experiment: Experiment) -> dict[str, str]:
     """The written names of what is chosen as a class."""
-    flat = overrides.flat(experiment)
+    flat = overrides.flatten_settings(experiment)
     return {name: flat[path] for name in ON_DISK for path in (name, f"method.model.{name}") if path in flat}
 
 
@@ -112,7 +112,7 @@ def test_a_trial_through_every_door_is_attacked_opened_sampled_and_reported(
     experiment = overrides.override(tiny, changes(tiny, WORDS))
     experiment = overrides.override(experiment, {"method.local.steps": 4, "method.model.timesteps": 20})
     opened = trial.open_trial(experiment, tmp_path / "sweep")
-    *_, final = trial.run(opened, trial.local_executor(opened))
+    *_, final = trial.run_trial(opened, trial.local_executor(opened))
     names = {str(name) for name in final}
     assert {"eval/fd_pooled/all", "attack/client/jump/auc"} <= names
     written = read_json(opened.folder / "config.json")

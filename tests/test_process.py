@@ -87,8 +87,8 @@ def test_each_signal_ends_a_run_in_order(
         signal.raise_signal(number)
 
     monkeypatch.setattr(one_process, "_run_trial", trains)
-    cut_short = trial.cut_short
-    monkeypatch.setattr(trial, "cut_short", lambda *a, **k: (signal.raise_signal(number), cut_short(*a, **k)))
+    cut_short = trial.end_unfinished
+    monkeypatch.setattr(trial, "end_unfinished", lambda *a, **k: (signal.raise_signal(number), cut_short(*a, **k)))
     handlers = [signal.getsignal(each) for each in process.STOP_SIGNALS]
     arguments = ["--runtime.pool", "local", "--runtime.storage", tmp_path, "--name", "s", "--protocol-only"]
     code, output, errors = command("run", "digits", *arguments)

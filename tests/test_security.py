@@ -22,7 +22,7 @@ from PIL import Image
 from sets import message as refusal
 
 from raydiff.data import hub, pictures, sizes
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import Data, load_dataset
 from raydiff.data.tables import cells
 from raydiff.evaluation.quality import inception
 from raydiff.experiment import config, overrides
@@ -131,7 +131,7 @@ def test_pictures_that_do_not_fit_together_are_refused_at_the_first(
 ) -> None:
     folder = zoo(tmp_path / "zoo")
     monkeypatch.setattr(sizes, "memory", lambda: 12 * 16 * 4)
-    load(Data(name=str(folder), **FEW))
+    load_dataset(Data(name=str(folder), **FEW))
     monkeypatch.setattr(sizes, "memory", lambda: 12 * 16 * 4 - 1)
     assert "12 pictures like" in refusal(Data(name=str(folder), **{**FEW, "test": 5}))
 
@@ -152,7 +152,7 @@ def test_one_large_picture_in_every_row_is_unpacked_a_few_rows_at_a_time(tmp_pat
     path = parquet(tmp_path / "set" / "x.parquet", grey(more=2**20), [0, 1])
     assert path.stat().st_size < 100_000
     before = pa.default_memory_pool().max_memory()
-    data = load(Data(name=str(path.parent), **{**FEW, "train": 60, "public": 20}))
+    data = load_dataset(Data(name=str(path.parent), **{**FEW, "train": 60, "public": 20}))
     assert len(data.splits["train"]) == 60
     assert pa.default_memory_pool().max_memory() < max(before, 300 * 2**20)
 
@@ -167,7 +167,7 @@ def test_rows_and_labels_that_do_not_fit_are_refused_by_what_the_file_says(
     assert long.stat().st_size < 100_000
     before = pa.default_memory_pool().max_memory()
     monkeypatch.setattr(sizes, "memory", lambda: 100 * 2**20)
-    assert len(load(Data(name=str(long.parent), fitted_on="all", **FEW)).label_names[0]) == 2
+    assert len(load_dataset(Data(name=str(long.parent), fitted_on="all", **FEW)).label_names[0]) == 2
     assert pa.default_memory_pool().max_memory() <= max(before, 10 * 2**20)  # each text is in memory once
     monkeypatch.setattr(sizes, "memory", lambda: 600 * 8)
     wide = parquet(tmp_path / "wide" / "x.parquet", grey(more=2**16), [0, 1])
@@ -218,7 +218,7 @@ def test_a_config_s_method_is_no_other_class(tmp_path: Path, tiny: Experiment, k
     fields["method"] = {"kind": kind, "args": ["touch", str(tmp_path / "made")]}
     (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(ValueError, match=f"{kind} is no method"):
-        config.read(tmp_path / "config.json")
+        config.read_config(tmp_path / "config.json")
     with pytest.raises(ValueError, match=f"{kind} is no method"):
         overrides.from_dict(fields["method"], config.AnyMethod)
     assert not (tmp_path / "made").exists()

@@ -11,7 +11,7 @@ from raydiff import tree
 from raydiff.data.datasets import Records
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SERVER_ONLY, Deployed, Mean, Method, Metrics, Round, Upload, WithNewClients
-from raydiff.federated.rounds import LocalExecutor, Progress, rounds
+from raydiff.federated.rounds import LocalExecutor, Progress, run_rounds
 from raydiff.federated.upload_validator import UploadValidator
 from raydiff.models.training import Training, fit_personal
 from raydiff.privacy.release import Event
@@ -69,7 +69,7 @@ def run(
     """The protocol on one client for each of `data`, by default on two with 12 records each."""
     data = [records(0), records(1)] if data is None else data
     pool = LocalExecutor([Client(i, method, part, keys=keys, store=store) for i, part in enumerate(data)])
-    return list(rounds(method, pool, keys=keys, store=store))
+    return list(run_rounds(method, pool, keys=keys, store=store))
 
 
 def joined(method: Method, server: Params, data: Records) -> tuple[Params, Deployed]:

@@ -44,7 +44,7 @@ from analysis.bench.scale import scale
 from analysis.bench.sweep import sweep
 from analysis.bench.ways import Fields
 from raydiff.__main__ import leave
-from raydiff.cli.options import parse, positional
+from raydiff.cli.options import parse_options, positional
 
 MEASURES = {"scale": scale, "sweep": sweep}
 
@@ -68,7 +68,7 @@ class Options:
 
 def main(argv: Sequence[str]) -> int:
     """Run a measurement."""
-    given = parse(Options, argv, __doc__)
+    given = parse_options(Options, argv, __doc__)
     os.environ.pop("RAY_ADDRESS", None)  # the plain processes run on this machine, so Ray does too
     torch.set_num_threads(1)
     if given.what == "first-round":

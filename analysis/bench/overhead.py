@@ -18,7 +18,7 @@ from analysis.bench.plain_fedavg import Stacked, floor, plain_processes, two_act
 from analysis.bench.ways import Fields, Lines, Way, Work, in_process, lockstep, memory, on_ray, per_round, ray_workers
 from raydiff import tree
 from raydiff.experiment.trial import Trial
-from raydiff.federated.rounds import rounds
+from raydiff.federated.rounds import run_rounds
 from raydiff.formats import plots, tables as cells
 from raydiff.formats.tables import Table
 from raydiff.models.networks import MLP
@@ -153,7 +153,7 @@ def switch(workers: Sequence[Any], repetitions: int, folder: Path) -> Fields:
         before = time.perf_counter()
         pool = RayExecutor(workers, trial)
         hosting = min(hosting, time.perf_counter() - before)
-        next(rounds(trial.experiment.method, pool, keys=trial.keys))
+        next(run_rounds(trial.experiment.method, pool, keys=trial.keys))
         whole = min(whole, time.perf_counter() - started)
     return {"switch_s": hosting, "to_end_of_first_round_s": whole, "steady_round_s": steady}
 
@@ -214,7 +214,7 @@ def draw(cases: Sequence[Fields], path: Path) -> None:
         axes.locator_params(axis="x", nbins=4)
         axes.tick_params(labelsize=8, labelleft=axes in panels[:, 0])
         axes.spines[["top", "right"]].set_visible(False)
-    plots.save(figure, path)
+    plots.save_figure(figure, path)
 
 
 def _case(found: Fields) -> str:

@@ -22,7 +22,7 @@ from raydiff.data.source import Source
 from raydiff.experiment import trial as trials
 from raydiff.experiment.trial import Trial
 from raydiff.federated.method import Upload
-from raydiff.federated.rounds import LocalExecutor, rounds
+from raydiff.federated.rounds import LocalExecutor, run_rounds
 from raydiff.federated.upload_validator import Partial, UploadValidator
 from raydiff.models.networks import MLP
 from raydiff.privacy.release import disclose
@@ -94,7 +94,7 @@ def _whole(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> tup
     before = peak_mb()
     started = time.perf_counter()
     trial, pool = _opened(case, rounds, folder, workers)
-    *_, last = trials.run(trial, pool)
+    *_, last = trials.run_trial(trial, pool)
     assert last["finished"]
     seconds = time.perf_counter() - started
     held = memory(workers)
@@ -120,7 +120,7 @@ def _soak(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> Fiel
     trial, pool = _opened(case, rounds, folder, workers)
     clock = [time.perf_counter()]
     held = []
-    for _ in trials.run(trial, pool):
+    for _ in trials.run_trial(trial, pool):
         clock.append(time.perf_counter())
         held.append(resident_mb())
     half = rounds // 2
@@ -156,7 +156,7 @@ def _coordinator(clients: int, senders: int, network: MLP, folder: Path) -> Fiel
             yield from (pickle.loads(message, buffers=buffers) for message, buffers in messages)
 
     trial = trials.open_trial(Work(clients=1, steps=0, network=network).trial(4, folder).experiment, folder)
-    done = rounds(trial.experiment.method, SilenceTimer([]), keys=trial.keys, store=trial.store)
+    done = run_rounds(trial.experiment.method, SilenceTimer([]), keys=trial.keys, store=trial.store)
     return {"clients": clients, "workers": senders, "seconds_per_round": per_round(p.server for p in done)}
 
 

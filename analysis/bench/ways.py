@@ -17,7 +17,7 @@ from raydiff.experiment import trial as trials
 from raydiff.experiment.config import Experiment, Numerics, Runtime
 from raydiff.experiment.trial import Trial, make_clients
 from raydiff.federated.client import Client
-from raydiff.federated.rounds import LocalExecutor, rounds
+from raydiff.federated.rounds import LocalExecutor, run_rounds
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
@@ -58,7 +58,7 @@ class Work:
             numerics=Numerics(vectorize=self.vectorize),
             runtime=Runtime(workers=PROCESSES, noise_secret="00" * 16),
         )
-        return Trial(trials.resolve(experiment), sweep)
+        return Trial(trials.resolve_on_data(experiment), sweep)
 
 
 def lockstep(trial: Trial) -> Trial:
@@ -74,7 +74,7 @@ def in_process(trial: Trial) -> Iterator[Params]:
     hosted = make_clients(trial, range(trial.experiment.clients))
     vectorize = trial.experiment.numerics.vectorize
     pool = LocalExecutor([Client(c.client_id, method, c.data, keys=keys, vectorize=vectorize) for c in hosted])
-    for progress in rounds(method, pool, keys=keys):
+    for progress in run_rounds(method, pool, keys=keys):
         yield progress.server
 
 
@@ -84,7 +84,7 @@ def on_ray(trial: Trial, workers: Sequence[Any], *, stored: bool = False) -> Ite
 
     trials.compute(trial.experiment)
     store = trial.store if stored else None
-    for progress in rounds(trial.experiment.method, RayExecutor(workers, trial), keys=trial.keys, store=store):
+    for progress in run_rounds(trial.experiment.method, RayExecutor(workers, trial), keys=trial.keys, store=store):
         yield progress.server
 
 
@@ -93,11 +93,11 @@ def ray_workers() -> Iterator[list[Any]]:
     """Workers on a Ray of our own, which ends with the block."""
     from raydiff.runtime.actors import start_workers
     from raydiff.runtime.cluster import join_cluster
-    from raydiff.runtime.place import Slot, check_fits
+    from raydiff.runtime.place import Slot, check_bundles_fit
 
     slot = Slot(workers=PROCESSES, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
     with join_cluster() as nodes:
-        check_fits(slot.bundles, slot.total, nodes)
+        check_bundles_fit(slot.bundles, slot.total, nodes)
         yield start_workers(slot, None)
 
 

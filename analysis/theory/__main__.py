@@ -19,7 +19,7 @@ from pathlib import Path
 
 from analysis.theory import feddistr_theory, mixture, on_data, random_tables, spire_theory, theorems, trained
 from raydiff.__main__ import leave
-from raydiff.cli.options import parse_known, positional
+from raydiff.cli.options import parse_command, positional
 from raydiff.data.datasets import Data
 from raydiff.experiment import overrides, presets
 
@@ -54,7 +54,7 @@ class TheoryOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Print the tables, write the files and say where they are."""
-    options, fields = parse_known(TheoryOptions, argv, __doc__, Data())
+    options, fields = parse_command(TheoryOptions, argv, __doc__, Data())
     for name in ("theorems", "mixture") if options.what == "all" else {options.what} & set(THEORIES):
         options.out.mkdir(parents=True, exist_ok=True)
         print("\n".join(THEORIES[name](options.out)))
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         name = "digits" if options.what == "all" else options.what
         path = options.out if options.out.suffix == ".csv" else options.out / f"{Path(name).name}.csv"
         data, minorities = _choose_data(name)
-        data = overrides.override(data, overrides.typed(data, fields))
+        data = overrides.override(data, overrides.parse_fields(data, fields))
         print("\n".join(on_data.report(data, path, minorities, seeds=options.seeds)))
     return 0
 

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from analysis.theory.theory_tables import Rows, bracket
 from raydiff.data import entangled
-from raydiff.formats.plots import panels, save
+from raydiff.formats.plots import panels, save_figure
 from raydiff.formats.tables import aligned
 from raydiff.seeding import generator
 
@@ -85,7 +85,7 @@ class Setting:
 
     def counts(self, rng: torch.Generator) -> Tensor:
         """(K, m): records of each client by base."""
-        return entangled.shares(torch.full((self.bases,), self.records), self.clients, self.xi, rng=rng).T
+        return entangled.entangled_shares(torch.full((self.bases,), self.records), self.clients, self.xi, rng=rng).T
 
     @property
     def fewest(self) -> float:
@@ -288,4 +288,4 @@ def _draw(path: Path, results: Mapping[Setting, Tensor]) -> None:
     blow_up.set(xscale="log", yscale="log", ylim=(5e-4, 20), xlabel="xi + 0.001", ylabel="epsilon")
     blow_up.set_title(f"epsilon at probability 0.95, n/m = {drawn.records}, b - a = 1")
     blow_up.legend(fontsize=8)
-    save(figure, path)
+    save_figure(figure, path)

@@ -26,7 +26,7 @@ from torch import Tensor
 from analysis.theory.closed_forms import ABAR, reverse
 from analysis.theory.theory_tables import Rows
 from raydiff.formats.intervals import student
-from raydiff.formats.plots import panels, save
+from raydiff.formats.plots import panels, save_figure
 from raydiff.formats.tables import aligned
 from raydiff.models.samplers import MEASURED
 from raydiff.seeding import generator
@@ -178,7 +178,7 @@ def draw_hierarchy(path: Path, *, count: int = 1500) -> None:
         ax.scatter(*x.T.numpy(), s=3, c=colours, linewidths=0)
         ax.set(title=f"t = {t}: {name}", xlim=(-6.5, 6.5), ylim=(-6.5, 6.5), aspect="equal")
     figure.suptitle("The chain of the exact score, stopped at t. Colour: the branch in which a sample ends.")
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_hand_overs(case: Case, path: Path, *, title: str) -> None:
@@ -194,4 +194,4 @@ def draw_hand_overs(case: Case, path: Path, *, title: str) -> None:
         below.set(title=f"after the client's: W2² {hand.w2_squared:.3f}", xlim=(-2.2, 2.2), ylim=(1.8, 6.2))
     axes[1, 0].legend(loc="lower left", fontsize=8)
     figure.suptitle(f"{title}; W2² of local training {case.local:.3f}, floor {case.floor:.3f}")
-    save(figure, path)
+    save_figure(figure, path)

@@ -37,7 +37,7 @@ from torch import Tensor
 from analysis.theory import closed_forms as forms
 from analysis.theory.closed_forms import ABAR, Gauss
 from analysis.theory.theory_tables import Rows
-from raydiff.data.datasets import Data, Dataset, load
+from raydiff.data.datasets import Data, Dataset, load_dataset
 from raydiff.data.partition import TEN_CLASSES
 from raydiff.formats.csv_files import write_csv
 from raydiff.formats.intervals import interval
@@ -173,7 +173,7 @@ def _median_norm(x: Tensor) -> float:
 
 def report(config: Data, path: Path, minorities: Sequence[int], *, seeds: int) -> list[str]:
     """Write the predictions for a data set to the csv `path`; a table of them."""
-    world = truth(load(config))
+    world = truth(load_dataset(config))
     table = predictions(world, minorities, EPSILONS, seeds=seeds)
     path.parent.mkdir(parents=True, exist_ok=True)
     table.insert(0, "data", config.name)

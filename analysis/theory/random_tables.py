@@ -243,4 +243,4 @@ def _draw(table: pd.DataFrame, path: Path) -> None:
         axes.set_title(f"Figure {number}: {quantity}", fontsize=10)
         axes.legend(fontsize=7)
     figure.suptitle("Bound on delta (pDP) on random tables, mean and 95 % interval (if above 0); no training error")
-    plots.save(figure, path)
+    plots.save_figure(figure, path)

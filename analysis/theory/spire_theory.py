@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from analysis.theory.theory_tables import Rows, over_seeds
-from raydiff.formats.plots import panels, save
+from raydiff.formats.plots import panels, save_figure
 from raydiff.formats.tables import aligned
 from raydiff.seeding import generator
 
@@ -266,4 +266,4 @@ def _draw(path: Path, curves: Mapping[int, Sequence[Sequence[float]]]) -> None:
     ax.set(xlabel="records of each client, n", ylabel="squared error of the score")
     ax.set(title="Theorem 4.3: measured, and the mean's part, 1 / (m n), dashed")
     ax.legend()
-    save(figure, path)
+    save_figure(figure, path)

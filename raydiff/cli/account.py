@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Gt, Le
 
-from raydiff.cli.options import check, parse
+from raydiff.cli.options import check_option, parse_options
 from raydiff.formats.rounding import up
 from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Entry, Exposure, Ledger
@@ -48,7 +48,9 @@ class AccountOptions:
 
     def __post_init__(self) -> None:
         adds_or_removes = self.relation == "add_remove" and self.sees_senders
-        check(self, "relation", not adds_or_removes, "zero_out or replace_one where the server sees which clients send")
+        check_option(
+            self, "relation", not adds_or_removes, "zero_out or replace_one where the server sees which clients send"
+        )
 
     @property
     def sees_senders(self) -> bool:
@@ -66,7 +68,7 @@ class AccountOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Print epsilon with its definition, and the bounds on attacks."""
-    options = parse(AccountOptions, argv, __doc__)
+    options = parse_options(AccountOptions, argv, __doc__)
     exposure = options.exposure
     print(accountants.tightest(lambda name: exposure.guarantee(options.delta, name)))
     auc = up(exposure.auc_ceiling(), 4)

@@ -32,14 +32,14 @@ class ExperimentOptions:
             raise ValueError("--resume continues a sweep or run by its name: give its --name")
 
 
-def preset(argv: Sequence[str], default: str = "digits") -> tuple[str, Study, list[str]]:
+def split_preset(argv: Sequence[str], default: str = "digits") -> tuple[str, Study, list[str]]:
     """(name, study, the other arguments): the first argument is a preset or an experiment file, unless an option."""
-    name, rest = first(argv, default)
+    name, rest = split_first(argv, default)
     label = bare_name(name) if is_outside(name) else Path(name).stem
     return re.sub(r"[^\w.-]", "-", label), presets.study(name), rest
 
 
-def first(argv: Sequence[str], default: str) -> tuple[str, list[str]]:
+def split_first(argv: Sequence[str], default: str) -> tuple[str, list[str]]:
     """(the first argument, or the default where it is an option; the others)."""
     return (argv[0], [*argv[1:]]) if argv and not argv[0].startswith("-") else (default, [*argv])
 
@@ -47,13 +47,13 @@ def first(argv: Sequence[str], default: str) -> tuple[str, list[str]]:
 def overrides(start: Experiment, fields: Fields) -> dict[str, Any]:
     """{path: value} of the command line, with the noise secret from the environment."""
     secret = {"runtime.noise_secret": os.environ[SECRET]} if SECRET in os.environ else {}
-    return {**paths.typed(start, fields), **secret}
+    return {**paths.parse_fields(start, fields), **secret}
 
 
 def axes(start: Experiment, texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """{"seed": (0, 1)} from ["seed=0,1"]. Raises ValueError for a text that is no axis of this experiment."""
     given = assignments(texts, "an axis looks like method.epsilon=1,5,10")
-    return {path: paths.convert_all(start, path, text.split(",")) for path, text in given.items()}
+    return {path: paths.parse_each(start, path, text.split(",")) for path, text in given.items()}
 
 
 def assignments(texts: Sequence[str], form: str) -> dict[str, str]:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding
-from raydiff.cli.options import RunOptions, check, is_vacant, parse, subset
+from raydiff.cli.options import RunOptions, check_option, is_vacant, parse_options, subset
 from raydiff.evaluation.attacks import anonymeter, closest, domias, lira, quantile, rmia
-from raydiff.evaluation.attacks.membership import LOW_FPRS, attack, needed
+from raydiff.evaluation.attacks.membership import LOW_FPRS, attack_membership, needed
 from raydiff.evaluation.figures import draw_roc
 from raydiff.formats.csv_files import write_csv
 from raydiff.formats.intervals import format_interval
@@ -56,12 +56,12 @@ class AttackOptions(RunOptions, ShadowRequest):
     def __post_init__(self) -> None:
         if self.source == "global" and self.client:
             raise ValueError("--client has no meaning with --source global: the shared model is nobody's own")
-        check(self, "out", is_vacant(self.out), "a folder that is new or empty")
+        check_option(self, "out", is_vacant(self.out), "a folder that is new or empty")
 
 
 def main(argv: Sequence[str]) -> int:
     """Attack the rows of a table, or a model of pictures by its losses."""
-    options = parse(AttackOptions, argv, __doc__)
+    options = parse_options(AttackOptions, argv, __doc__)
     finished = options.open()
     modality = finished.dataset.modality
     attack_it, unused = next((ATTACKED[name] for name in modality.attacks if name in ATTACKED), (None, ()))
@@ -156,19 +156,22 @@ def _report(attacked: Attacked, target: Tensor, out: Path) -> None:
 def _scores(attacked: Attacked, target: Tensor) -> dict[str, Tensor]:
     """(N, S + 1) by attack."""
     outside = attacked.role == ROLES.index("calibration_nonmembers")
-    scores = {"loss": lira.with_mean(target), "quantile": quantile.scores(target, attacked.records.images, outside)}
+    scores = {
+        "loss": lira.with_mean(target),
+        "quantile": quantile.quantile_scores(target, attacked.records.images, outside),
+    }
     if not attacked.request.shadows:
         return scores
     losses = torch.stack([attacked.losses(i) for i in range(attacked.request.shadows)])
     for end, online in (("offline", False), ("online", True)):
-        scores[f"lira-{end}"] = lira.scores(target, losses, attacked.inside, online=online)
-        scores[f"rmia-{end}"] = rmia.scores(target, losses, attacked.inside, outside, online=online)
+        scores[f"lira-{end}"] = lira.lira_scores(target, losses, attacked.inside, online=online)
+        scores[f"rmia-{end}"] = rmia.rmia_scores(target, losses, attacked.inside, outside, online=online)
     return scores
 
 
 def reading(name: str, scores: dict[str, Tensor], timesteps: Sequence[int]) -> tuple[dict[str, Any], int]:
     """(a row of readings.csv, the column of the scores (n, S + 1) that the calibration records chose)."""
-    result = attack(**scores)
+    result = attack_membership(**scores)
     column = result.timestep_index
     rates = columns(metric for metric in result.metrics() if metric.name != "timestep_index")
     empty: dict[str, Any] = dict.fromkeys(f"{TPR}{end}" for end in ("", "_low", "_high"))
@@ -215,14 +218,16 @@ def _attack_rows(finished: Finished, options: AttackOptions) -> None:
 def _readings(rows: AttackedRows) -> Iterator[tuple[Any, ...]]:
     """The values of `READING`."""
     records = {"members": rows.members, "nonmembers": rows.nonmembers}
-    near = closest.attack(rows.made, **records, spans=rows.spans, rng=seeding.generator(rows.seed, "closest"))
+    near = closest.measure_closeness(
+        rows.made, **records, spans=rows.spans, rng=seeding.generator(rows.seed, "closest")
+    )
     yield ("DCR", "share nearer to a member", near.dcr, *near.dcr_interval, 0.5)
     yield ("NNDR", "share with a smaller ratio to members", near.nndr, *near.nndr_interval, 0.5)
     half = len(rows.members) // 2  # They are in random order.
     inside, outside = (
-        domias.scores(x, made=rows.made, reference=rows.reference, spans=rows.spans) for x in records.values()
+        domias.domias_scores(x, made=rows.made, reference=rows.reference, spans=rows.spans) for x in records.values()
     )
-    membership = attack(
+    membership = attack_membership(
         calibration_members=inside[:half],
         calibration_nonmembers=outside[:half],
         members=inside[half:],

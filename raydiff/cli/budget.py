@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raydiff.cli.options import StorageOptions, parse, positional
+from raydiff.cli.options import StorageOptions, parse_options, positional
 from raydiff.data import source_registry
 from raydiff.experiment import presets, spending, toml_file
 from raydiff.formats import rounding
@@ -30,7 +30,7 @@ class BudgetOptions(StorageOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Print each budget. Raises ValueError where there is none, or where its records are damaged."""
-    options = parse(BudgetOptions, argv, __doc__)
+    options = parse_options(BudgetOptions, argv, __doc__)
     logs = spending.logs(options.storage)
     about = ""
     if (name := options.data) is not None:
@@ -42,11 +42,11 @@ def main(argv: Sequence[str]) -> int:
     if not logs:
         raise ValueError(f"there is no budget{about} in {options.storage}: the first trial with --budget begins one")
     for log in logs:
-        print("\n".join(lines(log)))
+        print("\n".join(budget_lines(log)))
     return 0
 
 
-def lines(log: BudgetLog) -> list[str]:
+def budget_lines(log: BudgetLog) -> list[str]:
     """The budget, each trial with its own epsilon and that of all up to it, and what is left."""
     header, *records = spending.verified(log)
     budget = Budget(**header["budget"])
@@ -64,7 +64,7 @@ def lines(log: BudgetLog) -> list[str]:
     if order in (None, "first"):
         used = sum(filters.cost(events, None) for events in charges.values() if events)
         mu = math.sqrt(max(0.0, accountants.mu_for(budget.epsilon, budget.delta) ** 2 - used))  # Squares of mu add up.
-        epsilon = rounding.down(gaussian.epsilon_for(mu, budget.delta))
+        epsilon = rounding.down(gaussian.gaussian_epsilon(mu, budget.delta))
         left = f"left: one more trial at epsilon {epsilon}, or several that are less together"
     else:
         left = f"what is left depends on the noise that would come next (Renyi order {order:g})"

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
-from raydiff.cli.options import Fields, StorageOptions, parse_known, positional
+from raydiff.cli.options import Fields, StorageOptions, parse_command, positional
 from raydiff.data import datasets
 from raydiff.evaluation import canary_subjects
 from raydiff.experiment import config, overrides, presets, trial
@@ -65,7 +65,7 @@ class Finding(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Audit, and print a line per seed."""
-    options, fields = parse_known(CanaryOptions, argv, __doc__, Experiment())
+    options, fields = parse_command(CanaryOptions, argv, __doc__, Experiment())
     experiment = _experiment(options, fields)
     began = time.perf_counter()
     findings = list[Finding]()
@@ -87,17 +87,17 @@ def _experiment(options: CanaryOptions, fields: Fields) -> Experiment:
         start: Experiment = presets.PRESETS[name]().experiment
     else:
         try:
-            start = config.read(sweep_folder.trial_named(name, options.storage) / "config.json")
+            start = config.read_config(sweep_folder.trial_named(name, options.storage) / "config.json")
         except ValueError as e:
             raise ValueError(f"{name!r} is no preset{nearest(name, presets.PRESETS)}, and no run: {e}") from None
-    return trial.resolve(overrides.override(start, overrides.typed(start, fields)))
+    return trial.resolve_on_data(overrides.override(start, overrides.parse_fields(start, fields)))
 
 
 def _releases(experiment: Experiment, options: CanaryOptions) -> Iterator[Finding]:
     """Opposite canaries, one in each release."""
     method = experiment.method
-    public = datasets.load(experiment.data).splits["public"]
-    subject = canary_subjects.subject(method, public)
+    public = datasets.load_dataset(experiment.data).splits["public"]
+    subject = canary_subjects.build_subject(method, public)
     events = [e.event for e in subject.ledger.entries if e.client <= 0]  # The canary's client, and what is published.
     print(f"{_guarantee(subject.ledger, experiment)}; mu {up(accountants.renyi_mu(events), 3)}")
     for seed in range(options.seeds):

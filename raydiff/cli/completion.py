@@ -23,7 +23,7 @@ complete -F _raydiff raydiff
 
 def bash(modules: Mapping[str, str]) -> str:
     """Return a bash script that completes commands (name -> module), their options, and fields by path."""
-    fields = [f"--{path}" for path in overrides.flat(presets.study(presets.MAIN).experiment)]
+    fields = [f"--{path}" for path in overrides.flatten_settings(presets.study(presets.MAIN).experiment)]
     cases = []
     for name, where in modules.items():
         members: dict[str, Any] = vars(import_module(f"raydiff.{where}"))
@@ -31,6 +31,6 @@ def bash(modules: Mapping[str, str]) -> str:
         for key, cls in members.items():
             if key.endswith("Options") and cls.__module__ == f"raydiff.{where}":
                 words += [label for label in labels(cls) if label.startswith("--")]
-        words += fields if "parse_known" in members else []
+        words += fields if "parse_command" in members else []
         cases.append(f'        {name}) words="{" ".join(words)}" ;;')
     return SCRIPT.format(commands=" ".join(modules), cases="\n".join(cases))

@@ -8,11 +8,11 @@ relation, trust model, delta) only, each with its column. Under central trust th
 
 from collections.abc import Sequence
 
-from raydiff.cli.options import parse
+from raydiff.cli.options import parse_options
 from raydiff.cli.report import FinishedSweepOptions
 from raydiff.formats.csv_files import write_csv
 from raydiff.report.frontier.text import text
-from raydiff.report.guarantees import flat
+from raydiff.report.guarantees import flatten_guarantees
 
 
 class FrontierOptions(FinishedSweepOptions):
@@ -21,8 +21,8 @@ class FrontierOptions(FinishedSweepOptions):
 
 def main(argv: Sequence[str]) -> None:
     """Print the table, write the files, and print where they are."""
-    sweep, out = parse(FrontierOptions, argv, __doc__).open()
-    write_csv(out / "frontier.csv", flat(sweep.frontier))
+    sweep, out = parse_options(FrontierOptions, argv, __doc__).open()
+    write_csv(out / "frontier.csv", flatten_guarantees(sweep.frontier))
     plot = "" if sweep.picture else "\n\nno plot: no setting has a finite epsilon and a measure of quality"
     if sweep.picture:
         (out / "frontier.png").write_bytes(sweep.picture)

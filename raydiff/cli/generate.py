@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from raydiff.cli.options import RunOptions, parse, subset
+from raydiff.cli.options import RunOptions, parse_options, subset
 from raydiff.results import generation
 from raydiff.results.generation import GenerationRequest
 from raydiff.runtime import sweep_folder
@@ -45,7 +45,7 @@ class GenerateOptions(RunOptions, GenerationRequest):
 
 def main(argv: Sequence[str]) -> int:
     """Write samples of the run, or log its sampler."""
-    options = parse(GenerateOptions, argv, __doc__)
+    options = parse_options(GenerateOptions, argv, __doc__)
     finished = options.open()
     is_shared = options.source == "global"
     if options.log_model:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     out = options.out or Path(f"samples-{finished.trial.folder.name[:8]}-{whose}")
     request = subset(options, GenerationRequest)
     code = sweep_folder.code_version()
-    write = functools.partial(generation.write, finished, client, out, request, code=code)
+    write = functools.partial(generation.write_samples, finished, client, out, request, code=code)
     write = functools.partial(write, on_progress=lambda n, rows: print(f"{n:,} of {rows:,} samples", flush=True))
     if options.workers == 1:
         privacy = write()

@@ -20,7 +20,7 @@ from typing import Any
 
 from raydiff import lookup, process
 from raydiff.cli import arguments
-from raydiff.cli.options import parse_known
+from raydiff.cli.options import parse_command
 from raydiff.data import datasets
 from raydiff.data.tables.encode import OTHER
 from raydiff.data.tables.read import is_table
@@ -43,25 +43,25 @@ class InitOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Load the data, choose settings, try them, write the file."""
-    name, rest = arguments.first(argv, "")
+    name, rest = arguments.split_first(argv, "")
     start: Experiment = PRESETS["tabular-german" if is_table(name) else "digits"]().experiment
     rest = ["--method", "marginals", *rest] if "--release" in rest else rest  # Of two methods the last counts.
-    options, fields = parse_known(InitOptions, rest, __doc__, start)
+    options, fields = parse_command(InitOptions, rest, __doc__, start)
     out = _choose_file(name, options.out)
     start = replace(start, data=datasets.Data(name=name))
-    changes = overrides.typed(start, fields)
+    changes = overrides.parse_fields(start, fields)
     start = overrides.override(start, changes)
     released = _check_release(name, start.method, changes) if options.release else {}
     with process.waiting("the measurements"):
         print(f"reading {name} ...", flush=True)
         sizes = suggested.splits(start.data, changes)
         began = time.monotonic()
-        dataset = datasets.load(overrides.override(start, sizes).data)
+        dataset = datasets.load_dataset(overrides.override(start, sizes).data)
         reading_s = time.monotonic() - began
         suggestion = suggested.suggested(dataset, clients=start.clients)
         values = {"data.name": name, **sizes, **_fit_to_method(start, {**suggestion.values, **released}, changes)}
-        experiment = toml_file.parse(suggested.written("", suggestion, values), str(out), PRESETS).experiment
-        trial.resolve(experiment)
+        experiment = toml_file.parse_study(suggested.written("", suggestion, values), str(out), PRESETS).experiment
+        trial.resolve_on_data(experiment)
         seconds = estimate.estimate_trial_s(experiment, reading_s=reading_s)
     train = shlex.join(["raydiff", "run", str(out), *(["--name", out.stem] if options.release else [])])
     commands = [f"{train}    # about {format_duration(seconds)} on the machine that wrote this"]
@@ -123,6 +123,6 @@ def _fit_to_method(start: Experiment, suggestion: Mapping[str, Any], changes: Ma
         field = path.removesuffix(".kind")
         if overrides.has_path(start, field):
             words = list(map(str, value)) if isinstance(value, list | tuple) else [str(value)]
-            start = overrides.override(start, {field: overrides.convert(start, field, words)})
+            start = overrides.override(start, {field: overrides.parse_field(start, field, words)})
             fitting[path] = value
     return fitting

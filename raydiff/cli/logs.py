@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydiff.cli.options import StorageOptions, parse, positional
+from raydiff.cli.options import StorageOptions, parse_options, positional
 from raydiff.formats.json_files import read_lines, read_outcome
 from raydiff.formats.metric_records import read_metrics
 from raydiff.runtime import sweep_folder
@@ -30,14 +30,14 @@ class LogsOptions(StorageOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Find the trial and print its log."""
-    options = parse(LogsOptions, argv, __doc__)
+    options = parse_options(LogsOptions, argv, __doc__)
     folder = sweep_folder.trial_named(options.trial, options.storage)
-    for line in lines(folder, follow=options.follow):
+    for line in log_lines(folder, follow=options.follow):
         print(line, flush=True)
     return 0
 
 
-def lines(folder: Path, *, follow: bool = False) -> Iterator[str]:
+def log_lines(folder: Path, *, follow: bool = False) -> Iterator[str]:
     """The log of the trial in this folder, without the clients' numbers; with `follow`, until it has an outcome."""
     yield f"{folder.parents[1].name}/{folder.name}"
     shown: set[int] = set()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import localtime, strftime
 
-from raydiff.cli.options import StorageOptions, parse, positional
+from raydiff.cli.options import StorageOptions, parse_options, positional
 from raydiff.experiment import config
 from raydiff.experiment.study import varying
 from raydiff.formats.json_files import outcomes, read_outcome, read_plan, trial_folders
@@ -27,10 +27,10 @@ class ListOptions(StorageOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Print a line for each sweep, or for each trial of one."""
-    options = parse(ListOptions, argv, __doc__)
+    options = parse_options(ListOptions, argv, __doc__)
     sweeps: list[Path] = []
     if options.name is not None:
-        rows = trials(sweep_folder.sweep_named(options.name, options.storage))
+        rows = trial_rows(sweep_folder.sweep_named(options.name, options.storage))
     else:
         sweeps = sorted((path.parent for path in options.storage.glob("sweeps/*/sweep.json")), key=changed)
         if not sweeps:
@@ -40,12 +40,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def trials(sweep: Path) -> list[tuple[str, ...]]:
+def trial_rows(sweep: Path) -> list[tuple[str, ...]]:
     """(digest, name, outcome, size, guarantee) of each trial that has begun. Raises ValueError where none has."""
     folders = trial_folders(sweep)
     if not folders:
         raise ValueError(f"no trial of {sweep.name} has begun")
-    experiments = [config.read(folder / "config.json") for folder in folders]
+    experiments = [config.read_config(folder / "config.json") for folder in folders]
     label = varying(experiments)
     ends = [read_outcome(folder) or {"outcome": "not ended"} for folder in folders]
     return [

@@ -71,7 +71,7 @@ class RunOptions(StorageOptions):
         return open_finished(sweep_folder.trial_named(self.run, self.storage))
 
 
-def check(options: Any, name: str, ok: bool, wanted: str) -> None:
+def check_option(options: Any, name: str, ok: bool, wanted: str) -> None:
     """Raises ValueError, naming the option and what it takes, unless `ok`."""
     check_value(f"--{name.replace('_', '-')}", getattr(options, name), ok, wanted)
 
@@ -86,15 +86,15 @@ def is_vacant(folder: Path) -> bool:
     return not folder.is_dir() or not any(folder.iterdir())
 
 
-def parse(cls: type[T], argv: Sequence[str], doc: str | None) -> T:
+def parse_options(cls: type[T], argv: Sequence[str], doc: str | None) -> T:
     """The options of a command; --help prints `doc` and the options, and exits.
 
     Raises ValueError naming the option, what it takes, and the nearest name.
     """
-    return parse_known(cls, argv, doc, None)[0]
+    return parse_command(cls, argv, doc, None)[0]
 
 
-def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) -> tuple[T, Fields]:
+def parse_command(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) -> tuple[T, Fields]:
     """(options, the other options as (path, words)), which override fields of the tree `start`.
 
     --help shows its common fields too, --help-all all of them.
@@ -206,7 +206,7 @@ def _help(cls: type[Any], doc: str | None, start: Any, *, whole: bool) -> str:
     texts = _sentences(cls)
     entries = [_entry("--help", "Show this text; --help-all shows every field.")]
     for label, f in sorted(labels(cls).items(), key=lambda item: "positional" not in item[1].metadata):
-        value = "" if f.default is MISSING or hints[f.name] is bool else f" {overrides.short(f.default)}"
+        value = "" if f.default is MISSING or hints[f.name] is bool else f" {overrides.format_value(f.default)}"
         entries.append(_entry(f"{label}{value}{_allowed(hints[f.name])}", texts[f.name]))
     below = [] if start is None else [f"fields, with their values here:\n\n{_describe_fields(start, whole=whole)}"]
     return "\n\n".join([(doc or "").strip(), "options:\n" + "\n".join(entries), *below])
@@ -256,5 +256,5 @@ def _fields(obj: Any) -> Iterator[tuple[str, str, str]]:
     for path, value, parent in entries:
         name = path.rpartition(".")[2]
         if name != "noise_secret":
-            text = type(value).__name__.lower() if dataclasses.is_dataclass(value) else overrides.short(value)
+            text = type(value).__name__.lower() if dataclasses.is_dataclass(value) else overrides.format_value(value)
             yield path, text + _allowed(hints_of(type(parent))[name]), texts[type(parent)].get(name, "")

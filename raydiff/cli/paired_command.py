@@ -10,7 +10,7 @@ setting. Differences have a mean over seeds and its 95 % Student interval, witho
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raydiff.cli.options import parse
+from raydiff.cli.options import parse_options
 from raydiff.cli.report import FinishedSweepOptions
 from raydiff.formats import rounding
 from raydiff.formats.csv_files import write_csv
@@ -29,7 +29,7 @@ class PairedOptions(FinishedSweepOptions):
 
 def main(argv: Sequence[str]) -> None:
     """Print the table, and write it."""
-    options = parse(PairedOptions, argv, __doc__)
+    options = parse_options(PairedOptions, argv, __doc__)
     sweep, out = options.open()
     table = pair_settings(sweep, reading=options.reading, against=options.against)
     write_csv(out / "paired.csv", table)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from raydiff.cli.options import RunOptions, check, is_vacant, parse
+from raydiff.cli.options import RunOptions, check_option, is_vacant, parse_options
 from raydiff.data.unseen_client import Choice, choose_client
 from raydiff.evaluation.figures import draw_curves
 from raydiff.formats.csv_files import write_csv
@@ -51,12 +51,12 @@ class PersonalizeOptions(RunOptions):
     """Write files only."""
 
     def __post_init__(self) -> None:
-        check(self, "out", self.out is None or is_vacant(self.out), "a folder that is new or empty")
+        check_option(self, "out", self.out is None or is_vacant(self.out), "a folder that is new or empty")
 
 
 def main(argv: Sequence[str]) -> int:
     """Train the client at each rate, measure, write and log."""
-    options = parse(PersonalizeOptions, argv, __doc__)
+    options = parse_options(PersonalizeOptions, argv, __doc__)
     finished = options.open()
     rates = list(dict.fromkeys(options.lr or [personalization.method_of(finished).joining.learning_rate]))
     epochs = sorted({*options.epochs})
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     dataset = finished.dataset
     usual = max(1, len(dataset.splits["train"]) // experiment.clients)
     client = choose_client(choice, experiment.data, dataset, usual=usual)
-    joining = Joining(finished, client, personalization.prepare(finished), options.seed)
+    joining = Joining(finished, client, personalization.prepare_distances(finished), options.seed)
     title = (
         f"{type(experiment.method).__name__} {experiment.digest[:8]}, an unseen client: "
         f"{len(client.records)} records of {' '.join(joining.classes)}"
@@ -106,7 +106,7 @@ def _train_and_measure(joining: Joining, epochs: Sequence[int], rate: float, out
         print(f"{rate:g}: {e}; the model of this learning rate is not written")
     else:
         card = {"measured": {k: v for k, v in row.items() if math.isfinite(v)}, "made_by": sweep_folder.code_version()}
-        personalization.save(out, joining, last, rate=rate, more=card)
+        personalization.save_personal(out, joining, last, rate=rate, more=card)
     cells = [["-" if math.isnan(value) else f"{value:.4g}" for value in row.values()] for row in rows]
     print(*aligned([list(rows[0]), *cells], words=0), sep="\n", flush=True)
     return rows

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from raydiff import seeding
 from raydiff.cli import arguments
-from raydiff.cli.options import parse_known
+from raydiff.cli.options import parse_command
 from raydiff.data import datasets, partition
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.data.records import Center
@@ -42,20 +42,20 @@ class PreviewOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Load the data, print its tables, draw its pictures."""
-    name, rest = arguments.first(argv, "digits")
+    name, rest = arguments.split_first(argv, "digits")
     is_preset = name in PRESETS
     if is_preset:
         start: Experiment = PRESETS[name]().experiment
     else:
         usual = "tabular-german" if is_table(name) else "digits"
         start = replace(PRESETS[usual]().experiment, data=Data(name=name))
-    options, fields = parse_known(PreviewOptions, rest, __doc__, start)
-    changes = overrides.typed(start, fields)
+    options, fields = parse_command(PreviewOptions, rest, __doc__, start)
+    changes = overrides.parse_fields(start, fields)
     experiment: Experiment = overrides.override(start, changes)
     if not is_preset:
         experiment = overrides.override(experiment, suggested.splits(experiment.data, changes))
     method = experiment.method
-    dataset = datasets.load(experiment.data)
+    dataset = datasets.load_dataset(experiment.data)
     has_clip = hasattr(method, "center") and (is_preset or "method.clip" in changes)  # Else it is yet to be chosen.
     clip = getattr(method, "clip", None) if has_clip else None
     center = cast(Center, getattr(method, "center", "grey"))

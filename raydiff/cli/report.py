@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from raydiff.cli.options import StorageOptions, parse, positional
+from raydiff.cli.options import StorageOptions, parse_options, positional
 from raydiff.report import page
 from raydiff.report.sweep_view import SweepView, open_sweep
 from raydiff.runtime import sweep_folder
@@ -46,6 +46,6 @@ class ReportOptions(FinishedSweepOptions):
 
 def main(argv: Sequence[str]) -> None:
     """Write the report and print its path."""
-    options = parse(ReportOptions, argv, __doc__)
+    options = parse_options(ReportOptions, argv, __doc__)
     sweep, out = options.open()
-    print(page.write(out, sweep, sections=options.section))
+    print(page.write_page(out, sweep, sections=options.section))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raydiff.cli import ls
-from raydiff.cli.options import StorageOptions, parse, positional
+from raydiff.cli.options import StorageOptions, parse_options, positional
 from raydiff.formats.tables import size
 from raydiff.results.spent import composed_guarantee
 from raydiff.runtime import sweep_folder
@@ -35,7 +35,7 @@ class RemoveOptions(StorageOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Print what would be lost; with --yes, remove it."""
-    options = parse(RemoveOptions, argv, __doc__)
+    options = parse_options(RemoveOptions, argv, __doc__)
     folder = sweep_folder.find_folder(options.name, options.storage)
     if (folder / "config.json").exists():
         raise ValueError(f"{options.name} is a trial of {folder.parents[1].name}, and a sweep is removed as a whole")

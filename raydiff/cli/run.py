@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raydiff.cli import arguments
-from raydiff.cli.options import parse_known
+from raydiff.cli.options import parse_command
 from raydiff.experiment import config, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study
@@ -26,13 +26,13 @@ class RunCommandOptions(arguments.ExperimentOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Resolve and run the trial, and print its final metrics."""
-    preset, study, rest = arguments.preset(argv)
-    options, fields = parse_known(RunCommandOptions, rest, __doc__, study.experiment)
+    preset, study, rest = arguments.split_preset(argv)
+    options, fields = parse_command(RunCommandOptions, rest, __doc__, study.experiment)
     from raydiff.report.after_sweep import SUMMARY
     from raydiff.runtime import launch, sweep_folder
     from raydiff.runtime.plan import SweepRequest, plan_sweep
 
-    start: Experiment = study.experiment if options.config is None else config.read(options.config)
+    start: Experiment = study.experiment if options.config is None else config.read_config(options.config)
     name = options.name or sweep_folder.fresh_name(f"run-{preset}")
     asked = SweepRequest(overrides=arguments.overrides(start, fields), experiment=options.experiment)
     planned = plan_sweep(preset, Study(experiment=start, chosen_by=study.chosen_by), asked, name=name)

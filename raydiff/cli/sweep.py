@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from raydiff.cli import arguments
-from raydiff.cli.options import Fields, parse_known
+from raydiff.cli.options import Fields, parse_command
 from raydiff.experiment import overrides, presets, searchers
 from raydiff.experiment.searchers import Chosen
 from raydiff.experiment.study import Study
@@ -63,12 +63,12 @@ class SweepOptions(arguments.ExperimentOptions):
 def main(argv: Sequence[str]) -> int:
     """Plan, check, run, report."""
     since = time.monotonic()
-    preset, study, rest = arguments.preset(argv, presets.MAIN)
-    options, fields = parse_known(SweepOptions, rest, __doc__, study.experiment)
+    preset, study, rest = arguments.split_preset(argv, presets.MAIN)
+    options, fields = parse_command(SweepOptions, rest, __doc__, study.experiment)
     from raydiff.report.after_sweep import FULL
     from raydiff.runtime import launch
 
-    plan = planned(preset, study, options, fields)
+    plan = plan_request(preset, study, options, fields)
     if options.dry_run:
         return _dry_run(plan)
     ended = launch.start(plan, resume=options.resume, extend=options.extend, report=FULL)
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     return ended.code
 
 
-def planned(preset: str, study: Study, options: SweepOptions, fields: Fields) -> Planned:
+def plan_request(preset: str, study: Study, options: SweepOptions, fields: Fields) -> Planned:
     """The sweep that the command line asks for. Raises ValueError where its parts contradict each other."""
     from raydiff.runtime import sweep_folder
     from raydiff.runtime.plan import SweepRequest, plan_sweep
@@ -120,12 +120,12 @@ def _dry_run(plan: Planned) -> int:
     """Print the resources that the sweep would take, without starting Ray or writing files."""
     from raydiff.runtime import tuner
     from raydiff.runtime.cluster import join_cluster
-    from raydiff.runtime.place import check_fits, count_fitting, format_resources, this_machine, total_of
+    from raydiff.runtime.place import check_bundles_fit, count_fitting, format_resources, this_machine, total_of
 
     trials = [*plan.trials, *[plan.base] * plan.suggested]
     with join_cluster() if os.environ.get("RAY_ADDRESS") else contextlib.nullcontext([this_machine()]) as nodes:
         slot = tuner.slot_for(plan, nodes)
-        check_fits(slot.bundles, slot.total, nodes)
+        check_bundles_fit(slot.bundles, slot.total, nodes)
         slots = min(count_fitting(slot.bundles, nodes), plan.asked.concurrent or len(trials), len(trials))
         print(f"{len(trials)} trials, {slots} at once: each {slot.workers} worker(s), {format_resources(slot.total)}")
         print(f"available: {format_resources(total_of(nodes))} on {len(nodes)} node(s)", flush=True)

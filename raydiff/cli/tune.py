@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raydiff.cli import arguments
-from raydiff.cli.options import check, parse_known
+from raydiff.cli.options import check_option, parse_command
 from raydiff.data import datasets
 from raydiff.experiment import overrides, tuning
 from raydiff.experiment.searchers import Search
@@ -35,10 +35,10 @@ class TuneOptions(arguments.ExperimentOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Draw, run, choose, write."""
-    preset, study, rest = arguments.preset(argv)
-    options, fields = parse_known(TuneOptions, rest, __doc__, study.experiment)
+    preset, study, rest = arguments.split_preset(argv)
+    options, fields = parse_command(TuneOptions, rest, __doc__, study.experiment)
     reported = study.grid.get("seed", (study.experiment.seed,))
-    check(options, "seeds", not {*options.seeds} & {*reported}, f"apart from those that are reported {reported}")
+    check_option(options, "seeds", not {*options.seeds} & {*reported}, f"apart from those that are reported {reported}")
     from raydiff.report.after_sweep import SUMMARY
     from raydiff.runtime import launch, sweep_folder
     from raydiff.runtime.plan import SweepRequest, plan_sweep
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     candidates = tuning.candidates(study, trials=options.trials)
     evaluation = next(iter(candidates.values())).start.evaluation
     assert evaluation is not None  # `candidates` would have raised.
-    metric = options.metric or str(evaluation.headline(datasets.load(base.data).modality))
+    metric = options.metric or str(evaluation.headline(datasets.load_dataset(base.data).modality))
     name = options.name or sweep_folder.fresh_name(f"tune-{preset}")
     asked = SweepRequest(experiment=options.experiment)
     compared = replace(tuning.study_of(candidates, seeds=options.seeds), search=Search(metric=metric))
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     ended = launch.start(planned, resume=options.resume, extend=exists, report=SUMMARY)
     if ended.interrupted:
         return ended.code
-    rows = tuning.table(candidates, planned.trials, ended.folder, metric)
+    rows = tuning.tabulate_trials(candidates, planned.trials, ended.folder, metric)
     chosen = tuning.chosen(candidates, rows, lower_is_better=planned.lower_is_better)
     search = {
         "command": shlex.join(["raydiff", "tune", *argv]),
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     path = tuning.keep(options.out, preset, chosen, search, rows)
     means = rows.groupby("method")["mean"].agg("min" if planned.lower_is_better else "max")
     for method, settings in chosen.items():
-        shown = ", ".join(f"{field} {overrides.short(value)}" for field, value in settings.items())
+        shown = ", ".join(f"{field} {overrides.format_value(value)}" for field, value in settings.items())
         print(f"{method}: {shown} ({metric} {means[method]:.4g})")
     print(f"files: {path}, {path.with_suffix('.csv')}")
     ended.print_incomplete()

@@ -138,7 +138,7 @@ def absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-def load(config: Data) -> Dataset:
+def load_dataset(config: Data) -> Dataset:
     """The data set that `config` describes, cached in the process.
 
     Raises ValueError for an unknown name, a missing or malformed file, an undecodable or unfitting picture, a single
@@ -161,7 +161,7 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
         only = source.names[0][int(present)]
         raise ValueError(f"{name} has one class only, {only!r}: there is nothing to condition on")
     if config.public_from is not None:
-        other = source_registry.source(config.public_from, public_folder, config.labels, table=config.superclasses)
+        other = source_registry.open_source(config.public_from, public_folder, config.labels, table=config.superclasses)
         splits["public"], more = records_from_elsewhere.public_records(
             other, source, splits, config, count=config.public, seed=config.split_seed
         )
@@ -188,7 +188,7 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
 
 def source_of(config: Data, folder: Path | None) -> Source:
     """All rows of the data set in this folder."""
-    return source_registry.source(
+    return source_registry.open_source(
         config.name,
         folder,
         config.labels,

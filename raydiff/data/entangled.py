@@ -20,7 +20,7 @@ def mixing(xi: float, clients: int) -> float:
     return 1 - math.sqrt((1 - xi) / (1 + (clients - 1) * xi))
 
 
-def shares(sizes: Tensor, clients: int, xi: float, *, rng: torch.Generator) -> Tensor:
+def entangled_shares(sizes: Tensor, clients: int, xi: float, *, rng: torch.Generator) -> Tensor:
     """(m, K) int64: how many of the `sizes` (m,) records of each base each client gets; rows sum to `sizes`.
 
     The owner of a base gets 1 - r + r / K of it, every other client r / K, so that the sum over an owner's bases is

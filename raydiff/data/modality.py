@@ -234,7 +234,7 @@ class TableRows(Modality):
 
     def card(self, numbers: Numbers, *, parts: int, categories: str, conditional: bool) -> dict[str, Any]:
         label = "what a row was made for" if conditional else "apart from the row: the model knows of no label"
-        return {**rows_file.describe(self.mapping, numbers), "categories": categories, "label": label}
+        return {**rows_file.describe_values(self.mapping, numbers), "categories": categories, "label": label}
 
     def read_options(self, folder: Path, label: str, numbers: Numbers) -> str:
         bins = 1 + max(len(column.categories) for column in self.mapping.columns)  # one more, for unknown values

@@ -84,7 +84,7 @@ def _open(path: Path, labels: Sequence[str]) -> _File | None:
     image = _column(path, schema.names, ("image", "img"))
     others = [column for column in schema.names if column != image]
     columns = tuple(_column(path, others, of) for of in [[name] for name in labels] or [["label", "fine_label"]])
-    sizes.check_fits(f"the labels of {rows:,} rows in {path}", 8 * rows * len(columns), "take fewer rows")
+    sizes.check_memory(f"the labels of {rows:,} rows in {path}", 8 * rows * len(columns), "take fewer rows")
     with _reading(path):  # Text stays dictionary-encoded, so that repeated values are in memory once.
         table = pq.ParquetFile(path, read_dictionary=list(columns)).read(columns=list(columns))
     names = [_class_names(schema.metadata or {}, name) for name in columns]
@@ -179,7 +179,7 @@ def _read_row_group(file: _File, parquet: Any, group: int, rows: Tensor) -> Iter
     """(row, encoded picture) of these rows of a row group."""
     columns = parquet.metadata.row_group(group).to_dict()["columns"]
     size = sum(c["total_uncompressed_size"] for c in columns if c["path_in_schema"].split(".")[0] == file.image)
-    sizes.check_fits(f"the pictures of one row group in {file.path}", size, "write smaller row groups")
+    sizes.check_memory(f"the pictures of one row group in {file.path}", size, "write smaller row groups")
     end = 0
     for batch in parquet.iter_batches(BATCH, row_groups=[group], columns=[file.image]):
         start = end

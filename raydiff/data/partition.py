@@ -230,7 +230,7 @@ class Entangled(Partition):
     def assign(self, labels: Tensor, clients: int, rng: torch.Generator) -> Tensor:
         order = torch.randperm(len(labels), generator=rng)
         sizes = labels[:, 0].unique(return_counts=True)[1]
-        return _deal(labels[:, 0], entangled.shares(sizes, clients, self.xi, rng=rng), order)
+        return _deal(labels[:, 0], entangled.entangled_shares(sizes, clients, self.xi, rng=rng), order)
 
 
 @settings(frozen=True, kw_only=True)
@@ -357,7 +357,7 @@ def clusters(classes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return first, tuple(c for c in classes if c not in first)
 
 
-def groups(records: Records) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def class_groups(records: Records) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (majority classes, minority classes) of one client's records, ascending.
 
     Minority classes have fewer than half the records of its largest class, and at least one.

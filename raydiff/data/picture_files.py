@@ -22,7 +22,7 @@ def to_bytes(images: Tensor) -> Tensor:
     return ((finite(images, "pictures").clamp(-1, 1) + 1) * 127.5).round().byte().movedim(-3, -1)
 
 
-def picture(pixels: Tensor) -> Image.Image:
+def to_picture(pixels: Tensor) -> Image.Image:
     """Return pixels (H, W, C) uint8 as a PIL image. Raises ValueError unless C is 1 (grey) or 3 (RGB)."""
     if pixels.shape[2] not in (1, 3):
         raise ValueError(f"a picture has 1 or 3 channels, got {pixels.shape[2]}")
@@ -51,7 +51,7 @@ def write_parquet(
     images = []
     for each in pixels:
         buffer = io.BytesIO()
-        picture(each).save(buffer, format="PNG")
+        to_picture(each).save(buffer, format="PNG")
         images.append({"bytes": buffer.getvalue(), "path": None})
     columns = {c: [numbers[c][v] for v in values.tolist()] for c, values in zip(names, labels.T, strict=True)}
     pq.write_table(pa.Table.from_pydict({"image": images, **columns}, schema=schema), path)
@@ -69,7 +69,7 @@ def sample_grid(
     grid = torch.full((len(pictures[:most]), columns, c, h + 1, w + 1), -1.0)  # with lines between pictures
     for row, p in zip(grid, pictures, strict=False):
         row[: len(p), :, :h, :w] = p
-    image = picture(to_bytes(grid.permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2)))
+    image = to_picture(to_bytes(grid.permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2)))
     scale = max(1, SCALE * 8 // w)
     image = image.resize((image.width * scale, image.height * scale), Image.Resampling.NEAREST)
     if names:

@@ -137,7 +137,7 @@ def stack(
         if not first:
             first = where
             remedy = "set data.size, or fewer in data.train"
-            limits.check_fits(f"{count:,} pictures like {where}", 4 * count * pixels.numel(), remedy)
+            limits.check_memory(f"{count:,} pictures like {where}", 4 * count * pixels.numel(), remedy)
             out = torch.empty(count, *pixels.shape, dtype=pixels.dtype)
         if pixels.shape != out.shape[1:]:
             raise ValueError(

@@ -12,7 +12,7 @@ def memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def check_fits(what: str, nbytes: int, remedy: str) -> None:
+def check_memory(what: str, nbytes: int, remedy: str) -> None:
     """Raises ValueError if so many bytes exceed this machine's memory."""
     if nbytes > (most := memory()):
         raise ValueError(

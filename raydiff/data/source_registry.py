@@ -25,7 +25,7 @@ from raydiff.lookup import is_outside, nearest
 DEFAULTS = TableOptions()
 
 
-def source(
+def open_source(
     name: str,
     folder: Path | None,
     labels: Sequence[str],
@@ -143,7 +143,7 @@ def table_rows(
 ) -> Source:
     """Return the rows of a table, their codes in place of pictures.
 
-    Test rows of a preset are last, encoded by the mapping of the others. Raises ValueError as `read.read`, and if there
+    Test rows of a preset are last, encoded by the mapping of the others. Raises ValueError as `read_table` and if there
     is no label.
     """
     if len(labels) > 1:
@@ -151,7 +151,7 @@ def table_rows(
     preset = name if name in CODE_BOOKS else None
     fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(TableOptions)}
     config = read.RawTable(source=str(file), preset=preset, label=labels[0] if labels else None, **fields)
-    parts = [first := read.read(config, public=public, seed=seed)]
+    parts = [first := read.read_table(config, public=public, seed=seed)]
     if preset is not None and len(CODE_BOOKS[preset].files) > 1:
         parts.append(read.read_again(config, read.locate(preset, str(file.parents[1]), part=1), first.mapping))
     if (label := first.mapping.label) is None:
@@ -172,7 +172,7 @@ def table_rows(
     )
 
 
-def digits(folder: Path | None, labels: Sequence[str]) -> Source:
+def read_digits(folder: Path | None, labels: Sequence[str]) -> Source:
     """scikit-learn's digits: 1797 pictures of 8 x 8 pixels in 0..16."""
     # Without `load_digits`, whose import takes seconds in each process.
     package = importlib.util.find_spec("sklearn")
@@ -192,12 +192,12 @@ def digits(folder: Path | None, labels: Sequence[str]) -> Source:
 SOURCES: lookup.Door[Callable[[Path | None, Sequence[str]], Source]] = lookup.Door(
     "data set",
     {
-        "digits": digits,
+        "digits": read_digits,
         "mnist": files,
         "cifar10": files,
         "cifar100": files,
         "faces": files,
-        "colour-mnist": "raydiff.papers.pfdm.colour_mnist:source",
+        "colour-mnist": "raydiff.papers.pfdm.colour_mnist:read_colour_mnist",
     },
     check=lookup.takes("folder", "labels"),
 )

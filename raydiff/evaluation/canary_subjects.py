@@ -12,7 +12,7 @@ from raydiff import tree
 from raydiff.data.records import Records, images_of
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import LocalResult, Mean, Method, Metrics, Round
-from raydiff.federated.rounds import LocalExecutor, rounds as run
+from raydiff.federated.rounds import LocalExecutor, run_rounds as run
 from raydiff.lookup import Door
 from raydiff.methods._averaging import Averaging
 from raydiff.methods._noised_sums import COUNTS
@@ -68,13 +68,14 @@ class Subject:
 
 
 OF_PAPERS: Door[Callable[[Any, Records | None], Subject | None]] = Door(
-    "audit", {"PFDM": "raydiff.papers.pfdm.canary:subject", "FedDistr": "raydiff.papers.feddistr.canary:subject"}
+    "audit",
+    {"PFDM": "raydiff.papers.pfdm.canary:pfdm_subject", "FedDistr": "raydiff.papers.feddistr.canary:feddistr_subject"},
 )
 """Of the papers' methods: (method, public records) -> subject; None where nothing is noised."""
 NO_NOISE = "{} adds no noise to its uploads as it is set up here: there is nothing to audit"
 
 
-def subject(method: Method, public: Records | None) -> Subject:
+def build_subject(method: Method, public: Records | None) -> Subject:
     """Return the audit of a method by its own code. Raises ValueError where it adds no noise, or has no audit."""
     if (name := type(method).__name__) in OF_PAPERS and (of_paper := OF_PAPERS[name](method, public)) is not None:
         return of_paper
@@ -203,7 +204,7 @@ def _averaged(privacy: ClientPrivacy, rounds: int) -> Subject:
         audited = privacy
         if privacy.trust == "aggregate" and isinstance(noise, canaries.Weakened):  # it scales normal draws only
             mu = 2 * privacy.clip * math.sqrt(rounds) / (noise.factor * privacy.std(rounds))
-            audited = replace(privacy, epsilon=renyi.epsilon_for(mu, DELTA))
+            audited = replace(privacy, epsilon=renyi.renyi_epsilon(mu, DELTA))
         keys = Keys(0, noise.secret, "")
         method = _Sender(
             rounds=rounds,

@@ -70,9 +70,9 @@ class Evaluation:
     """Member records per client that an attack uses at most, half of them for calibration."""
 
     def __post_init__(self) -> None:
-        targets.check(self.attacks or ())
+        targets.check_attack_names(self.attacks or ())
         check_metrics(self.metrics)
-        downstream.check(self.downstream)
+        downstream.check_classifier_names(self.downstream)
 
     @property
     def least(self) -> int:

@@ -75,12 +75,12 @@ def accuracy(drawn: Drawn) -> list[Metric]:
     return [tables.ACCURACY.with_value(right), tables.UTILITY_LOSS.with_value(1 - right)]
 
 
-def frechet_distances(drawn: Drawn) -> list[Metric]:
+def measure_frechet(drawn: Drawn) -> list[Metric]:
     """Frechet distances of the large groups, with floors."""
     return distances.frechet_distances(_compare(drawn, _half_rng()), features=drawn.config.features)
 
 
-def kernel_distances(drawn: Drawn) -> list[Metric]:
+def measure_kernel(drawn: Drawn) -> list[Metric]:
     """Kernel distances of the large groups, with floors."""
     rng = _half_rng()
     return distances.kernel_distances(_compare(drawn, rng), features=drawn.config.features, rng=rng)
@@ -117,7 +117,7 @@ def _half_rng() -> torch.Generator:
     return seeding.generator(0, "reference halves")
 
 
-def label_accuracy(drawn: Drawn) -> list[Metric]:
+def measure_label_accuracy(drawn: Drawn) -> list[Metric]:
     """The network's accuracy on samples, and on real records, its ceiling.
 
     OWN_CLASSES is the fraction of samples of a class that the client has.
@@ -152,7 +152,7 @@ def memorized(drawn: Drawn) -> list[Metric]:
     ]
 
 
-def downstream_accuracy(drawn: Drawn) -> list[Metric]:
+def measure_downstream(drawn: Drawn) -> list[Metric]:
     """`downstream.readings` of the final samples, or of as many of each class as `per_class` asks for."""
     config = drawn.config
     local = drawn.client_records

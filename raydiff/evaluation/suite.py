@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raydiff import lookup, tree
 from raydiff.data.datasets import Dataset
-from raydiff.data.partition import clusters, groups
+from raydiff.data.partition import class_groups, clusters
 from raydiff.data.records import Records, half_counts
 from raydiff.evaluation import sample_metrics
 from raydiff.evaluation.attacks import targets
@@ -78,7 +78,7 @@ class Instruments:
         self, deployed: Deployed, split: str, records: Records, rng: torch.Generator
     ) -> tuple[Drawn, dict[str, Tensor], Tensor]:
         """(what is measured, the samples of each sampler, the pictures to show)."""
-        major, minor = groups(records)
+        major, minor = class_groups(records)
         classes = {"all": (*major, *minor), "major": major, "minor": minor}
         if self.config.clusters:
             classes["cluster_a"], classes["cluster_b"] = clusters(sorted(classes["all"]))
@@ -117,7 +117,7 @@ class Instruments:
     def _attacked(self, deployed: Deployed, split: str, records: Records, cache: targets.Scores) -> targets.Scores:
         if split != "test" or self.config.attacks is None or "denoisers" not in self.dataset.modality.attacks:
             return {}
-        return targets.scores(
+        return targets.score_deployed(
             deployed,
             records,
             names=self.config.attacks,
@@ -128,7 +128,7 @@ class Instruments:
         )
 
 
-def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> None:
+def check_evaluation(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> None:
     """Raise ValueError, before training, where the data do not suffice for the evaluation."""
     names = config.metrics_of(dataset.modality)
     if config.downstream and "downstream" not in names:
@@ -155,7 +155,7 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
                 )
         if attack and "blackbox" in names and len(records.labels[:, 0].unique()) < 2:
             raise ValueError(f"client {client_id} has rows of one label only: evaluation.attacks must be none")
-        compared = sum(halves.get(c, 0) for c in itertools.chain(*groups(records)))
+        compared = sum(halves.get(c, 0) for c in itertools.chain(*class_groups(records)))
         cnn = "frechet" in names and config.features == "cnn"
         if compared < (least := features.ROWS_PER_FEATURE if cnn else 1):
             raise ValueError(
@@ -169,14 +169,16 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
 
 def _check_features(config: Evaluation, dataset: Dataset) -> None:
     if config.features == "inception":
-        inception.check(config.weights)
+        inception.check_weights(config.weights)
     elif config.features != "cnn":
         found = FEATURES.resolve(config.features)(dataset.splits["public"].images[:2], config.weights)
         if found.dim() != 2 or len(found) != 2 or not found.isfinite().all():
             raise ValueError(f"evaluation.features: {config.features} must give finite features (N, dim)")
 
 
-def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:
+def prepare_instruments(
+    dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]
+) -> Instruments:
     """Train the feature network on the public split, or take it from `cached` (`Checkpoint.cached`), if needed."""
     if not _needs_cnn(config, dataset):
         return Instruments(config, dataset, {})

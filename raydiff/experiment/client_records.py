@@ -14,13 +14,13 @@ from raydiff.data.source_registry import identity
 from raydiff.evaluation.evaluation_settings import AUDIT
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment
-from raydiff.formats.json_files import dumps, flatten, read_json
+from raydiff.formats.json_files import dumps, flatten_tree, read_json
 from raydiff.lookup import imported
 from raydiff.models.d3pm import DiscreteDiffusion
 
 
 @functools.lru_cache(maxsize=4)
-def shares(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, ...]:
+def client_shares(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, ...]:
     """Positions of each client's training records, unseen clients last, without those that its audit removes."""
     parts = _partition_records(experiment, dataset)
     model = experiment.method.model
@@ -51,26 +51,29 @@ DEALT = ("data.train", "data.validation", "data.calibration", "seed", "clients",
 def privacy_units(experiment: Experiment, unit: str, secret: bytes) -> dict[str, str]:
     """The settings that decide whom a guarantee covers, and keyed digests of public and of clients' rows."""
     data = experiment.data
-    dataset = datasets.load(experiment.data)
+    dataset = datasets.load_dataset(experiment.data)
     rows = [sorted(dataset.splits["public"].numbers.tolist())]
     if unit == "client":
         train = dataset.splits["train"].numbers
-        rows += sorted(sorted(train[part].tolist()) for part in shares(experiment, dataset))
+        rows += sorted(sorted(train[part].tolist()) for part in client_shares(experiment, dataset))
     other = data.public_from and identity(data.public_from, data.root)
     text = dumps([identity(data.name, data.root), other, data.superclasses, data.labels, data.classes, rows])
-    return {**_select_deciding(overrides.flat(experiment), unit), "digest": seeding.keyed_digest(secret, "units", text)}
+    return {
+        **_select_deciding(overrides.flatten_settings(experiment), unit),
+        "digest": seeding.keyed_digest(secret, "units", text),
+    }
 
 
 def alike(trials: Sequence[Path], unit: str) -> bool:
     """Whether trials on one data set have the same units; by their settings alone if the data cannot be read."""
     try:
         begun = [trial for trial in trials if (trial / "config.json").exists()]
-        flats = {trial: flatten(read_json(trial / "config.json")) for trial in begun}
+        flats = {trial: flatten_tree(read_json(trial / "config.json")) for trial in begun}
         names = {trial: identity(flat.get("data.name", ""), flat.get("data.root")) for trial, flat in flats.items()}
         distinct = {(names[t], *_select_deciding(flat, unit).items()): t for t, flat in flats.items()}
         if len(distinct) == len(set(names.values())):
             return True
-        read = [config.read(trial / "config.json") for trial in distinct.values()]
+        read = [config.read_config(trial / "config.json") for trial in distinct.values()]
         return len({privacy_units(e, unit, b"-")["digest"] for e in read}) == len(set(names.values()))
     except ValueError:
         return False
@@ -78,4 +81,4 @@ def alike(trials: Sequence[Path], unit: str) -> bool:
 
 def _select_deciding(flat: Mapping[str, Any], unit: str) -> dict[str, str]:
     names = [k for k in flat if k in PUBLIC or (unit == "client" and (k in DEALT or k.partition(".")[0] in DEALT))]
-    return {name: overrides.short(flat[name]) for name in names}
+    return {name: overrides.format_value(flat[name]) for name in names}

@@ -145,7 +145,7 @@ class Experiment:
     runtime: Runtime = field(default=Runtime(), metadata={"location": "value"})
     """Where it runs."""
     data_digest: str = ""
-    """Digest of all records, keyed by the sweep's secret; filled in by `trial.resolve`."""
+    """Digest of all records, keyed by the sweep's secret; filled in by `trial.resolve_on_data`."""
 
     def __post_init__(self) -> None:
         check_tree(self)
@@ -196,7 +196,7 @@ class Experiment:
         return hashlib.sha256(dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
+def resolve_shapes(experiment: Experiment, dataset: Dataset) -> Experiment:
     """The experiment with image shape and number of labels from the data, and without their digest (`keyed`)."""
     model: Any = experiment.method.model
     model = dataset.modality.configure(model, dataset.shape, dataset.cardinalities)
@@ -231,7 +231,7 @@ def _check_audit(audit: RowAudit, method: Method, dataset: Dataset) -> None:
         )
 
 
-def read(path: Path) -> Experiment:
+def read_config(path: Path) -> Experiment:
     """The experiment of a config.json. Raises ValueError if it is damaged."""
     try:
         experiment: Experiment = overrides.from_dict(read_json(path, needs="method"), Experiment)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from raydiff.data import datasets, source_registry
 from raydiff.experiment import config
-from raydiff.experiment.client_records import shares
+from raydiff.experiment.client_records import client_shares
 from raydiff.experiment.config import Experiment
 from raydiff.federated.rounds import sample_participants
 from raydiff.formats.json_files import read_lines
@@ -21,7 +21,7 @@ def ledger_of(folder: Path) -> Ledger:
     sent = store.sent_after(INITIAL)  # before the commits are read: a commit meanwhile removes them
     ledger = store.ledger()
     if not ledger.entries and (folder / "config.json").exists():  # Otherwise the first commit has the setup.
-        experiment = config.read(folder / "config.json")
+        experiment = config.read_config(folder / "config.json")
         ledger = ledger.with_setup(range(experiment.clients), setup_of(experiment))
     last = ledger.entries[-1].round if ledger.entries else INITIAL
     logged = max((line["step"] for line in read_lines(folder / "metrics.jsonl")), default=INITIAL)
@@ -37,7 +37,7 @@ def setup_of(experiment: Experiment) -> Event | None:
     """The event of what was learned from clients' records before round 0; None: nothing."""
     if experiment.data.fitted_on == "public" or source_registry.is_known(experiment.data.name, experiment.data.labels):
         return None
-    learned = datasets.load(experiment.data).private_fit
+    learned = datasets.load_dataset(experiment.data).private_fit
     return NonPrivate(learned) if learned else None
 
 
@@ -47,16 +47,16 @@ def add_caution(guarantee: Guarantee, experiment: Experiment) -> Guarantee:
         return guarantee.among(experiment.clients, "clients")
     if guarantee.unit == "example":
         with contextlib.suppress(ValueError, OSError):  # The data may be gone by the time a trial is cut short.
-            parts = shares(experiment, datasets.load(experiment.data))[: experiment.clients]
+            parts = client_shares(experiment, datasets.load_dataset(experiment.data))[: experiment.clients]
             return guarantee.among(max(map(len, parts)), "records of a client")
     return guarantee
 
 
-def planned(experiment: Experiment) -> Ledger:
+def plan_ledger(experiment: Experiment) -> Ledger:
     """The ledger that a resolved trial will have after its last round, by its method's `upload_event`."""
     method = experiment.method
     clients = range(experiment.clients)
-    sizes = [len(part) for part in shares(experiment, datasets.load(experiment.data))]
+    sizes = [len(part) for part in client_shares(experiment, datasets.load_dataset(experiment.data))]
     setup = setup_of(experiment)
     entries = [Entry(SETUP, client_id, setup, 0) for client_id in clients] if setup is not None else []
     for number in range(method.participating_rounds):

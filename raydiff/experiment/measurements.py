@@ -14,7 +14,7 @@ from raydiff.data import datasets, entangled, partition, picture_files
 from raydiff.evaluation import figures, suite
 from raydiff.evaluation.evaluation_settings import AUDIT, Evaluation
 from raydiff.evaluation.suite import ClientReport
-from raydiff.experiment.client_records import shares
+from raydiff.experiment.client_records import client_shares
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import WithNewClients
 from raydiff.federated.rounds import ClientExecutor, Progress
@@ -45,9 +45,9 @@ def of_ledger(odometer: PrivacyOdometer, server: Guarantee, outsiders: Guarantee
 
 def of_data(experiment: Experiment, *, together: bool) -> list[Metric]:
     """Overlap of the training clients' data, and what rows of their models (one if `together`) reveal of them (pDP)."""
-    dataset = datasets.load(experiment.data)
+    dataset = datasets.load_dataset(experiment.data)
     train = dataset.splits["train"]
-    parts = shares(experiment, dataset)[: experiment.clients]
+    parts = client_shares(experiment, dataset)[: experiment.clients]
     overlap = entangled.measure_entanglement(partition.counts(train, parts, len(dataset.base_names)))
     model = experiment.method.model
     if experiment.audit is None or not isinstance(model, DiscreteDiffusion):
@@ -91,17 +91,17 @@ def of_models(
         [*of_ledger, *final], unlike=_label_distance(experiment, experiment.evaluation, sorted(senders & set(measured)))
     )
     _draw_samples(experiment, reports, measured, artifacts / "samples.png", outsiders)
-    dataset = datasets.load(experiment.data)
-    sizes = partition.counts(dataset.splits["train"], shares(experiment, dataset), len(dataset.base_names))
+    dataset = datasets.load_dataset(experiment.data)
+    sizes = partition.counts(dataset.splits["train"], client_shares(experiment, dataset), len(dataset.base_names))
     figures.draw_counts(sizes, dataset.base_names, artifacts / "partition.png")
     return final + _measure_unseen(experiment, pool, progress, artifacts, outsiders)
 
 
 def _label_distance(experiment: Experiment, evaluation: Evaluation, clients: Sequence[int]) -> float:
     """Total variation between the labels of the records that are attacked as members and those of the test split."""
-    dataset = datasets.load(experiment.data)
+    dataset = datasets.load_dataset(experiment.data)
     train = dataset.splits["train"]
-    parts = shares(experiment, dataset)
+    parts = client_shares(experiment, dataset)
     labels = [dataset.splits["test"].labels, *(train.labels[parts[c]] for c in clients)]
     classes, codes = torch.cat(labels).unique(dim=0, return_inverse=True)
     split = codes.split([*map(len, labels)])
@@ -152,7 +152,7 @@ def _draw_samples(
     if not all(len(r.pictures) for r in reports):  # Classifiers make none.
         return
     rows = {f"client {c}": r.pictures for c, r in zip(clients[: picture_files.ROWS], reports, strict=False)}
-    public = datasets.load(experiment.data).splits["public"]
+    public = datasets.load_dataset(experiment.data).splits["public"]
     if len(public):
         shown = suite.first_of_each(public.labels[:, 0])[: max(map(len, rows.values()))]
         rows = {"real, public": public.images[shown], **rows}

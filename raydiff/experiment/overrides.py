@@ -65,7 +65,7 @@ def walk(obj: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
             yield from walk(value, f"{prefix}{f.name}.")
 
 
-def flat(obj: Any) -> dict[str, Any]:
+def flatten_settings(obj: Any) -> dict[str, Any]:
     """{"method": "PFDM", "method.epsilon": 10.0, ...}: what is printed and logged. The noise secret is left out."""
     out: dict[str, Any] = {}
     for path, value, parent in walk(obj):
@@ -116,11 +116,11 @@ def has_path(obj: Any, path: str) -> bool:
     return any(path == existing for existing, _, _ in walk(obj))
 
 
-def convert(obj: Any, path: str, text: str | Sequence[str]) -> Any:
+def parse_field(obj: Any, path: str, text: str | Sequence[str]) -> Any:
     """The value of a field from its text; of one of several dataclasses its class. Raises ValueError for a bad one."""
     parents = {existing: parent for existing, _, parent in walk(obj)}
     if path not in parents:
-        raise ValueError(f"unknown field --{path}{nearest(path, flat(obj))}")
+        raise ValueError(f"unknown field --{path}{nearest(path, flatten_settings(obj))}")
     declared = hints(type(parents[path]))[path.rpartition(".")[2]]
     words = text.split() if isinstance(text, str) else list(text)
     return _read(f"--{path}", declared, words)
@@ -136,12 +136,12 @@ def _read(path: str, declared: Any, words: Sequence[str]) -> Any:
         raise SettingsError({path: str(e)}) from None
 
 
-def convert_all(obj: Any, path: str, texts: Sequence[str]) -> tuple[Any, ...]:
-    """The values of a field from a text each, as `convert` gives them."""
-    return tuple(convert(obj, path, text) for text in texts)
+def parse_each(obj: Any, path: str, texts: Sequence[str]) -> tuple[Any, ...]:
+    """The values of a field from a text each, as `parse_field` gives them."""
+    return tuple(parse_field(obj, path, text) for text in texts)
 
 
-def typed(obj: Any, pairs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
+def parse_fields(obj: Any, pairs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
     """{path: value} of (path, words); later ones win. A class such as --method applies before its fields."""
     if any(path.endswith("noise_secret") for path, _ in pairs):
         raise ValueError(f"--runtime.noise_secret must not be where others can read it: set {SECRET} instead")
@@ -151,7 +151,7 @@ def typed(obj: Any, pairs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any
         if any(f"--{path}".startswith(f"{refused}.") for refused in problems):
             continue
         try:
-            values[path] = value = convert(obj, path, words)
+            values[path] = value = parse_field(obj, path, words)
         except SettingsError as e:
             problems |= e.problems
             continue
@@ -194,7 +194,7 @@ def _rebase_defaults(value: Any, before: Any, now: Any) -> Any:
     return dataclasses.replace(default, **{name: getattr(value, name) for name in names})
 
 
-def short(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value for people: none, numbers without trailing zeros, tuples with spaces."""
     if isinstance(value, float):
         return f"{value:g}"

@@ -59,7 +59,7 @@ def study(name: str) -> Study:
     Raises ValueError where there is none.
     """
     if name.endswith(toml_file.SUFFIX):
-        return toml_file.read(Path(name).expanduser(), PRESETS)
+        return toml_file.read_study(Path(name).expanduser(), PRESETS)
     if lookup.is_outside(name):
         return _check_study(name, PRESETS.resolve(name)())
     if name not in PRESETS:

@@ -105,7 +105,7 @@ class Searcher(Protocol):
         """
 
 
-class Grid:
+class GridSearch:
     """Every combination of choices, the last field varying fastest."""
 
     adaptive = False
@@ -119,7 +119,7 @@ class Grid:
         return self._cells[len(done)] if len(done) < len(self._cells) else None
 
 
-class Random:
+class RandomSearch:
     """Independent draws; of a small space of choices, each combination once."""
 
     adaptive = False
@@ -214,7 +214,9 @@ def _check_class(cls: Any) -> None:
         raise ValueError(f"{cls!r} is no searcher: it must be a class with the method ask(done)")
 
 
-SEARCHERS: Door[Any] = Door("searcher", {"grid": Grid, "random": Random, "optuna": Optuna}, check=_check_class)
+SEARCHERS: Door[Any] = Door(
+    "searcher", {"grid": GridSearch, "random": RandomSearch, "optuna": Optuna}, check=_check_class
+)
 """Classes: a `Searcher`, or from outside one of Optuna's samplers or of Tune's searchers."""
 
 
@@ -266,7 +268,7 @@ def parse_space(base: Experiment, texts: Mapping[str, str]) -> Space:
                 f"a sampled field looks like method.clip=loguniform:1,10 ({', '.join(DISTRIBUTIONS)}), got "
                 f"'{path}={text}'"
             )
-        space[path] = (kind, overrides.convert_all(base, path, values.split(",")))
+        space[path] = (kind, overrides.parse_each(base, path, values.split(",")))
     return space
 
 
@@ -275,7 +277,7 @@ def check_space(base: Experiment, space: Space) -> None:
     for path, (kind, values) in space.items():
         check_one_of(f"the distribution of {path}", kind, DISTRIBUTIONS)
         if not overrides.has_path(base, path):
-            raise ValueError(f"unknown field --{path}{nearest(path, overrides.flat(base))}")
+            raise ValueError(f"unknown field --{path}{nearest(path, overrides.flatten_settings(base))}")
         if kind == "choice":
             continue
         are_two_numbers = len(values) == 2 and all(type(value) in (int, float) for value in values)
@@ -285,6 +287,6 @@ def check_space(base: Experiment, space: Space) -> None:
                 f"got {values}"
             )
         try:
-            overrides.convert(base, path, "1" if kind == "randint" else "0.5")
+            overrides.parse_field(base, path, "1" if kind == "randint" else "0.5")
         except ValueError:
             raise ValueError(f"{path} takes no values of {kind}: use randint for integers, else choice") from None

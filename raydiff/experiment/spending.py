@@ -34,7 +34,7 @@ from raydiff.data.source_registry import identity
 from raydiff.experiment import config
 from raydiff.experiment.client_records import privacy_units
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.ledgers import ledger_of, planned
+from raydiff.experiment.ledgers import ledger_of, plan_ledger
 from raydiff.formats import rounding
 from raydiff.formats.json_files import place_of, read_json, read_outcome, read_sealed, sealed, trial_folders
 from raydiff.privacy import filters
@@ -78,7 +78,7 @@ def called(source: str) -> str:
     return f"{short}-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
 
 
-def check(trials: Sequence[Experiment], sweep: Path) -> None:
+def check_spending(trials: Sequence[Experiment], sweep: Path) -> None:
     """Raises ValueError, naming the first trial that would overspend, unless all can be charged. Nothing is written."""
     pending: dict[Path, list[tuple[Experiment, Path]]] = {}
     for experiment in trials:
@@ -174,7 +174,7 @@ class _State:
                 f"({min(why.values())}): give another runtime.storage, or raydiff rm these sweeps if nobody has seen "
                 "any of it"
             )
-        charges = {f: state._record(config.read(f / "config.json"), f, e, whole=False) for f, e in early.items()}
+        charges = {f: state._record(config.read_config(f / "config.json"), f, e, whole=False) for f, e in early.items()}
         return replace(state, early=charges)
 
     def is_charged(self, key: str) -> bool:
@@ -188,7 +188,7 @@ class _State:
         where = self.book.folder
         if configured not in (None, self.budget):
             raise ValueError(f"the budget of {where} is {self.budget} and cannot be changed, got {configured}")
-        events = filters.worst(planned(experiment), ledger_of(folder).server)
+        events = filters.worst(plan_ledger(experiment), ledger_of(folder).server)
         if why := self.budget.refuses(events):
             raise ValueError(f"{who} cannot be charged to the budget of {self.budget}: {why} ({where})")
         record = self._record(experiment, folder, events, whole=True)

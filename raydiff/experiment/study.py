@@ -10,7 +10,7 @@ from typing import Any
 
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.searchers import Grid, Search, Settings, propose_all
+from raydiff.experiment.searchers import GridSearch, Search, Settings, propose_all
 from raydiff.federated.method import Method
 from raydiff.lookup import bare_name, distinguishing_fields
 from raydiff.methods.fedavg import FedAvg
@@ -97,14 +97,14 @@ class Study:
     def check_chosen(self, changed: Mapping[str, Any], axes: Iterable[str] = ()) -> None:
         """Raises ValueError where these overrides, or an axis, keep a setting that was chosen by another value."""
         varied = {*changed, *axes}
-        before = overrides.flat(self.experiment)
-        now = overrides.flat(overrides.override(self.experiment, changed))
+        before = overrides.flatten_settings(self.experiment)
+        now = overrides.flatten_settings(overrides.override(self.experiment, changed))
         for path in (p for p in varied if p in axes or now.get(p) != before.get(p)):
             if kept := [s for s, by in self.chosen_by.items() if path in by and s in now and s not in varied]:
                 raise ValueError(
-                    f"{', '.join(f'--{s} {overrides.short(now[s])}' for s in kept)} was chosen for --{path} "
-                    f"{overrides.short(before[path])}, which this changes: give it too, or run raydiff init again "
-                    f"with the other --{path}"
+                    f"{', '.join(f'--{s} {overrides.format_value(now[s])}' for s in kept)} was chosen for --{path} "
+                    f"{overrides.format_value(before[path])}, which this changes: give it too, or run raydiff init "
+                    f"again with the other --{path}"
                 )
 
     def others(self, fixed: Mapping[str, Any], *, baselines: bool = True) -> list[Experiment]:
@@ -143,7 +143,7 @@ def trials(base: Experiment, grid: Mapping[str, Sequence[Any]], beside: Sequence
 
 
 def _combine(start: Experiment, grid: Mapping[str, Sequence[Any]]) -> list[Experiment]:
-    cells = Grid({path: ("choice", values) for path, values in grid.items()})
+    cells = GridSearch({path: ("choice", values) for path, values in grid.items()})
     return [overrides.override(start, settings) for settings in propose_all(cells)]
 
 
@@ -151,7 +151,7 @@ def varying_fields(experiments: Sequence[Experiment], sampled: Iterable[str] = (
     """The fields in which experiments differ, with those that will, since they are `sampled`."""
     by_method: dict[str, list[dict[str, Any]]] = {}
     for experiment in experiments:
-        by_method.setdefault(type(experiment.method).__name__, []).append(overrides.flat(experiment))
+        by_method.setdefault(type(experiment.method).__name__, []).append(overrides.flatten_settings(experiment))
     fields = {}
     for method, flats in by_method.items():
         keys = dict.fromkeys(itertools.chain.from_iterable(flats))
@@ -162,13 +162,13 @@ def varying_fields(experiments: Sequence[Experiment], sampled: Iterable[str] = (
 
 
 def trial_name(flat: Mapping[str, Any], fields: Varying) -> str:
-    """`PFDM epsilon=10 clients=4`, from an experiment's `overrides.flat` or flattened file, and `varying_fields`."""
+    """`PFDM epsilon=10 clients=4`, from `flatten_settings` of an experiment or of its file, and `varying_fields`."""
     method = bare_name(flat["method"])
-    parts = [f"{k.rpartition('.')[2]}={overrides.short(flat[k])}" for k in fields.get(method, ()) if k in flat]
+    parts = [f"{k.rpartition('.')[2]}={overrides.format_value(flat[k])}" for k in fields.get(method, ()) if k in flat]
     return " ".join([method, *parts])
 
 
 def varying(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> Callable[[Experiment], str]:
     """A function that names an experiment by `trial_name`."""
     fields = varying_fields(experiments, sampled)
-    return lambda experiment: trial_name(overrides.flat(experiment), fields)
+    return lambda experiment: trial_name(overrides.flatten_settings(experiment), fields)

@@ -68,7 +68,7 @@ def splits(data: Data, changes: Mapping[str, Any]) -> dict[str, int]:
         rows = len(cells.read_cells(folder, data.csv).frame)
         test_rows = 0
     else:
-        source = source_registry.source(data.name, folder, data.labels, table=data.superclasses)
+        source = source_registry.open_source(data.name, folder, data.labels, table=data.superclasses)
         rows = len(source.labels) - source.own_test
         test_rows = source.own_test
     by_hand = {split: getattr(data, split) or 0 for split in ("train", *SPLITS) if f"data.{split}" in changes}

@@ -22,16 +22,16 @@ from raydiff.settings import SettingsError
 SUFFIX = ".toml"
 
 
-def read(path: Path, presets: Mapping[str, Callable[[], Study]]) -> Study:
+def read_study(path: Path, presets: Mapping[str, Callable[[], Study]]) -> Study:
     """The preset's study with the file's experiment and axes. Raises ValueError naming the file and the field."""
     try:
-        return parse(path.read_text(), str(path), presets)
+        return parse_study(path.read_text(), str(path), presets)
     except (OSError, UnicodeDecodeError) as e:
         raise ValueError(f"{path}: {e.strerror if isinstance(e, OSError) else e}") from None
 
 
-def parse(text: str, file: str, presets: Mapping[str, Callable[[], Study]]) -> Study:
-    """`read`, from the text of a file of this name."""
+def parse_study(text: str, file: str, presets: Mapping[str, Callable[[], Study]]) -> Study:
+    """`read_study`, from the text of a file of this name."""
     try:
         return _study(tomllib.loads(text), presets)
     except ValueError as e:
@@ -46,11 +46,11 @@ def _study(tree: dict[str, Any], presets: Mapping[str, Callable[[], Study]]) -> 
     if name not in presets:
         raise ValueError(f"--preset must be one of {', '.join(presets)}, got {name!r}{nearest(str(name), presets)}")
     study = presets[name]()
-    values = overrides.typed(study.experiment, list(_leaves(tree)))
+    values = overrides.parse_fields(study.experiment, list(_leaves(tree)))
     experiment = overrides.override(study.experiment, values)
     grid = {k: v for k, v in study.grid.items() if k not in values and overrides.has_path(experiment, k)}
     if axes is not None:
-        grid = {path: overrides.convert_all(experiment, path, words) for path, words in _leaves(axes)}
+        grid = {path: overrides.parse_each(experiment, path, words) for path, words in _leaves(axes)}
     return dataclasses.replace(
         study, experiment=experiment, grid=grid, search=_search(study.search, experiment, search), chosen_by=chosen
     )

@@ -27,14 +27,14 @@ from raydiff.data import datasets
 from raydiff.evaluation import suite
 from raydiff.evaluation.suite import Instruments
 from raydiff.experiment import config, measurements, overrides
-from raydiff.experiment.client_records import shares
+from raydiff.experiment.client_records import client_shares
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import add_caution, ledger_of, setup_of
 from raydiff.experiment.spending import BudgetGuard, budget_log_of, charge
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, Keys, StateCache
 from raydiff.federated.method import WithRequirements, WithTables
-from raydiff.federated.rounds import ClientExecutor, LocalExecutor, Progress, rounds
+from raydiff.federated.rounds import ClientExecutor, LocalExecutor, Progress, run_rounds
 from raydiff.formats import rounding
 from raydiff.formats.json_files import dumps, parse_outcome
 from raydiff.formats.metric_records import REJECTED, SECONDS, Metric, columns, read_metrics, sum_over_rounds
@@ -102,12 +102,12 @@ def localize(trial: Trial) -> Trial:
     return replace(trial, sweep=sweep, owner=owner, credentials=None)
 
 
-def cut_short(folder: Path, outcome: str, **more: Any) -> None:
+def end_unfinished(folder: Path, outcome: str, **more: Any) -> None:
     """End a trial that did not finish: stopped, failed or killed. The epsilon is that of its ledger so far."""
     copies.download(folder)
-    experiment = config.read(folder / "config.json")
+    experiment = config.read_config(folder / "config.json")
     try:
-        views = guarantees(PrivacyOdometer(ledger_of(folder)), experiment)
+        views = state_guarantees(PrivacyOdometer(ledger_of(folder)), experiment)
     except ValueError as e:  # of a damaged folder
         infinite = Guarantee(
             epsilon=math.inf,
@@ -133,23 +133,23 @@ def _fields_of(server: Guarantee, outsiders: Guarantee) -> dict[str, Any]:
     return {"server": asdict(server), "outsiders": asdict(outsiders), "text": str(server)}
 
 
-def resolve(experiment: Experiment, secret: bytes | None = None) -> Experiment:
-    """`config.resolve` on the loaded data, with their digest by the sweep's `secret`. Raises ValueError as it does."""
-    dataset = datasets.load(experiment.data)
-    resolved = config.resolve(experiment, dataset)
-    parts = shares(resolved, dataset)
+def resolve_on_data(experiment: Experiment, secret: bytes | None = None) -> Experiment:
+    """`resolve_shapes` on the loaded data, with their digest by the sweep's `secret`. Raises ValueError as it does."""
+    dataset = datasets.load_dataset(experiment.data)
+    resolved = config.resolve_shapes(experiment, dataset)
+    parts = client_shares(resolved, dataset)
     if isinstance(resolved.method, WithRequirements):
         for part in sorted(parts[: resolved.clients], key=len):
             resolved.method.check_records(dataset.splits["train"].select(part))
     if resolved.evaluation is not None:
-        suite.check(resolved.evaluation, dataset, [dataset.splits["train"].select(part) for part in parts])
+        suite.check_evaluation(resolved.evaluation, dataset, [dataset.splits["train"].select(part) for part in parts])
     return resolved if secret is None else replace(resolved, data_digest=config.keyed(dataset, secret))
 
 
 def open_trial(experiment: Experiment, sweep: Path, owner: Lease | None = None) -> Trial:
     """Resolve the experiment and `begin`. An experiment that is refused leaves no file."""
-    resolved = resolve(experiment)
-    digest = config.keyed(datasets.load(resolved.data), noise_secret(sweep, experiment))
+    resolved = resolve_on_data(experiment)
+    digest = config.keyed(datasets.load_dataset(resolved.data), noise_secret(sweep, experiment))
     trial = Trial(replace(resolved, data_digest=digest), sweep, owner)
     begin(trial)
     return trial
@@ -157,7 +157,7 @@ def open_trial(experiment: Experiment, sweep: Path, owner: Lease | None = None) 
 
 def begin(trial: Trial) -> None:
     """Write config.json. Raises LeaseLost if the driver lost the sweep, ValueError if the data have changed."""
-    if trial.experiment.data_digest != config.keyed(datasets.load(trial.experiment.data), trial.keys.secret):
+    if trial.experiment.data_digest != config.keyed(datasets.load_dataset(trial.experiment.data), trial.keys.secret):
         raise ValueError(
             f"the data set {trial.experiment.data.name} is not the one that the trial was planned for, or "
             f"{trial.sweep / 'secret'} is damaged"
@@ -205,9 +205,9 @@ def keep_secret(sweep: Path, secret: bytes) -> None:
 def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) -> list[Client]:
     """The clients of these numbers, each with its records. `keys` replaces the trial's keys."""
     experiment = trial.experiment
-    dataset = datasets.load(trial.experiment.data)
+    dataset = datasets.load_dataset(trial.experiment.data)
     train = dataset.splits["train"].without_base()
-    parts = shares(experiment, dataset)
+    parts = client_shares(experiment, dataset)
     common: dict[str, Any] = {
         "keys": keys or trial.keys,
         "public": dataset.splits["public"],
@@ -224,7 +224,11 @@ def make_instruments(trial: Trial) -> Instruments | None:
     """The feature network (trained once per sweep) and splits of no client; None if nothing is evaluated."""
     evaluation = trial.experiment.evaluation
     data = trial.experiment.data
-    return None if evaluation is None else suite.prepare(datasets.load(data), evaluation, trial.store.results.cached)
+    return (
+        None
+        if evaluation is None
+        else suite.prepare_instruments(datasets.load_dataset(data), evaluation, trial.store.results.cached)
+    )
 
 
 def compute(experiment: Experiment) -> None:
@@ -245,7 +249,7 @@ def local_executor(trial: Trial) -> LocalExecutor:
     return LocalExecutor(make_clients(trial, trial.experiment.everyone), instruments.of_client if instruments else None)
 
 
-def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> Iterator[dict[str, Any]]:
+def run_trial(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> Iterator[dict[str, Any]]:
     """Run or continue the trial: one result per round, then one that is `finished` with the final numbers.
 
     `rejected` in a round's result: client -> why its upload was not aggregated. A finished trial yields its recorded
@@ -264,13 +268,13 @@ def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> It
     resumed = False
     odometer = PrivacyOdometer()
     clock = time.perf_counter()
-    for progress in rounds(
+    for progress in run_rounds(
         experiment.method,
         pool,
         keys=trial.keys,
         participants=experiment.in_a_round,
         min_clients=experiment.min_clients,
-        public=datasets.load(experiment.data).splits["public"],
+        public=datasets.load_dataset(experiment.data).splits["public"],
         setup=setup_of(experiment),
         store=trial.store,
         train=train,
@@ -278,7 +282,7 @@ def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> It
     ):
         resumed = resumed or progress.resumed
         odometer.follow(progress.ledger)
-        server, outsiders = guarantees(odometer, experiment)
+        server, outsiders = state_guarantees(odometer, experiment)
         measured = _measure_round(experiment, pool, progress)
         now = time.perf_counter()
         spent = measurements.of_ledger(odometer, server, outsiders)
@@ -309,7 +313,7 @@ def _finish(
     trial: Trial, pool: ClientExecutor, progress: Progress, odometer: PrivacyOdometer, *, log: JsonLines, clock: float
 ) -> list[Metric]:
     experiment = trial.experiment
-    views = guarantees(odometer, experiment)
+    views = state_guarantees(odometer, experiment)
     final = measurements.of_ledger(odometer, *views) + ceilings.rate_ceilings(odometer)
     if experiment.evaluation is not None:
         final += measurements.of_data(experiment, together=odometer.bytes_up > 0)
@@ -351,7 +355,7 @@ def _released(trial: Trial, progress: Progress, outsiders: Guarantee) -> str:
     return f"released samples: of the server's model, epsilon {rounding.up(outsiders.epsilon)}; {of_client}"
 
 
-def guarantees(odometer: PrivacyOdometer, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
+def state_guarantees(odometer: PrivacyOdometer, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
     """A trial's guarantee against server and outsiders; per example without the labels that the partition publishes."""
     published = experiment.partition.publishes_labels or experiment.unseen is not None
     both = []

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from raydiff import lookup
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.searchers import Random, Settings, propose_all
+from raydiff.experiment.searchers import RandomSearch, Settings, propose_all
 from raydiff.experiment.study import Arm, Choices, Study
 from raydiff.formats.csv_files import write_csv
 from raydiff.formats.json_files import dumps, read_json
@@ -75,7 +75,7 @@ def _draw(name: str, space: Choices, count: int) -> tuple[Settings, ...]:
     if not 1 <= count <= total:
         raise ValueError(f"--trials must be in 1..{total}, the settings that the space of {name} has, got {count}")
     drawn = propose_all(
-        Random({key: ("choice", values) for key, values in space.items()}, seed=0, stream=("tune", name))
+        RandomSearch({key: ("choice", values) for key, values in space.items()}, seed=0, stream=("tune", name))
     )
     return tuple(_settings_of(combination) for combination in itertools.islice(drawn, count))
 
@@ -97,7 +97,9 @@ def study_of(candidates: Mapping[str, Candidates], *, seeds: Sequence[int]) -> S
     return replace(parts[0], also=tuple(parts[1:]))
 
 
-def table(candidates: Mapping[str, Candidates], trials: Sequence[Experiment], sweep: Path, metric: str) -> pd.DataFrame:
+def tabulate_trials(
+    candidates: Mapping[str, Candidates], trials: Sequence[Experiment], sweep: Path, metric: str
+) -> pd.DataFrame:
     """A row per trial: method, setting, its fields, cell, seed, outcome, the metric and its mean."""
     import pandas as pd
 
@@ -105,7 +107,7 @@ def table(candidates: Mapping[str, Candidates], trials: Sequence[Experiment], sw
 
     rows = []
     for experiment in trials:
-        flat = overrides.flat(experiment)
+        flat = overrides.flatten_settings(experiment)
         name = lookup.name_on_disk(type(experiment.method))
         its = candidates[name]
         number = next(i for i, settings in enumerate(its.settings) if all(flat[p] == v for p, v in settings.items()))
@@ -164,7 +166,7 @@ def apply_tuned(preset: str, build: Callable[[], Study]) -> Study:
 def _apply_settings(study: Study, settings: Mapping[str, Settings]) -> Study:
     """The study with these settings in every arm of their method, except in arms that stay as written."""
     main = settings.get(lookup.name_on_disk(type(study.experiment.method)), {})
-    written = {path: value for path, value in overrides.flat(study.experiment).items() if path in main}
+    written = {path: value for path, value in overrides.flatten_settings(study.experiment).items() if path in main}
     experiment = overrides.override(study.experiment, main)
     beside = []
     for arm in study.beside:

@@ -91,7 +91,7 @@ class Progress:
         return tree.without(SERVER_ONLY, self.server)
 
 
-def rounds(
+def run_rounds(
     method: Method,
     pool: ClientExecutor,
     *,

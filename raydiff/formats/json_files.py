@@ -117,7 +117,7 @@ def read_lines_from(path: Path, start: int) -> tuple[list[dict[str, Any]], int]:
     return parse_lines(data), start + len(data)
 
 
-def cut_short(path: Path) -> list[int]:
+def unreadable_lines(path: Path) -> list[int]:
     """Return the numbers, from 1, of the lines that `read_lines` leaves out."""
     data = _read(path) if path.exists() else b""
     return [number for number, line in _number_lines(data) if line is None]
@@ -161,13 +161,13 @@ def trial_folders(sweep: Path, holding: str = "config.json") -> list[Path]:
     return [folder for folder in folders if TRIAL.fullmatch(folder.name)]
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_tree(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return {"method": "PFDM", "method.epsilon": 10.0} from the nested JSON of a config."""
     out: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
             out[prefix + key] = value["kind"]
-            out.update(flatten(value, f"{prefix}{key}."))
+            out.update(flatten_tree(value, f"{prefix}{key}."))
         elif key != "kind":
             out[prefix + key] = value
     return out

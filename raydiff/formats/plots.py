@@ -49,6 +49,6 @@ def legend(figure: Any, every: Sequence[Any], *, first: Sequence[str] = (), **lo
     figure.legend([handles[name] for name in names], names, **look)
 
 
-def save(figure: Any, path: Any) -> None:
+def save_figure(figure: Any, path: Any) -> None:
     """Write a PNG, the same bytes from the same numbers."""
     figure.savefig(path, format="png", metadata={"Software": None})

@@ -65,7 +65,7 @@ def with_deviation(mean: float, deviation: float | None) -> str:
     return number(mean) if deviation is None or math.isnan(deviation) else f"{number(mean)}±{number(deviation)}"
 
 
-def short(value: Any) -> str:
+def shorten_value(value: Any) -> str:
     """Return the value of a swept field in at most 16 characters."""
     import pandas as pd  # slow to import
 

@@ -48,7 +48,7 @@ class Unsupported(ValueError):
 def exact(events: Sequence[Event], delta: float) -> float:
     """Return the smallest epsilon at which the composed Gaussians are (epsilon, delta)-DP."""
     mu = gaussian_dp_mu(events)
-    return _add_sampler_cost(events, lambda d: gaussian.epsilon_for(mu, d), delta)
+    return _add_sampler_cost(events, lambda d: gaussian.gaussian_epsilon(mu, d), delta)
 
 
 def pld(events: Sequence[Event], delta: float) -> float:
@@ -69,7 +69,7 @@ def rdp(events: Sequence[Event], delta: float) -> float:
             raise Unsupported("rdp has no theorem for Poisson sampling under replace_one: use the pld accountant")
         return _add_sampler_cost(events, lambda d: renyi.epsilon_of_sampled(steps, d), delta)
     mu = renyi_mu(events)
-    return _add_sampler_cost(events, lambda d: renyi.epsilon_for(mu, d), delta)
+    return _add_sampler_cost(events, lambda d: renyi.renyi_epsilon(mu, d), delta)
 
 
 def theorem(events: Sequence[Event], delta: float) -> float:
@@ -175,8 +175,8 @@ def mu_for(epsilon: float, delta: float, accountant: Literal["exact", "rdp"] = "
 
     def epsilon_at(mu: float) -> float:
         if accountant == "rdp":
-            return renyi.epsilon_for(mu, delta)
-        return grid.add_sampler_cost(lambda d: gaussian.epsilon_for(mu, d), delta)
+            return renyi.renyi_epsilon(mu, delta)
+        return grid.add_sampler_cost(lambda d: gaussian.gaussian_epsilon(mu, d), delta)
 
     low = 0.0
     high = 1.0
@@ -229,7 +229,7 @@ def _steps(gaussians: Sequence[Gaussian]) -> tuple[tuple[Steps, ...], bool]:
 
 @functools.lru_cache(maxsize=2**15)
 def _pld(steps: tuple[Steps, ...], replaced: bool, delta: float) -> float:
-    unsampled = gaussian.epsilon_for(math.hypot(*(math.sqrt(k.times) / k.noise for k in steps)), delta)
+    unsampled = gaussian.gaussian_epsilon(math.hypot(*(math.sqrt(k.times) / k.noise for k in steps)), delta)
     if all(k.rate == 1 for k in steps):
         return unsampled
     epsilon = privacy_loss(steps, replaced=replaced).epsilon(delta)

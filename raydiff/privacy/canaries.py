@@ -61,14 +61,14 @@ class CanaryAudit:
         """The largest result of so many canaries: every guess right."""
         return replace(self, missed=0, taken=0)
 
-    def flags(self, ledger: Any, ceiling: Callable[[Any, float], float] = gaussian.tpr_ceiling) -> bool:
+    def flags(self, ledger: Any, ceiling: Callable[[Any, float], float] = gaussian.gaussian_tpr_ceiling) -> bool:
         """Whether the attack exceeds `ceiling(ledger, FPR)`; `ledger` is a mu, or events for `tradeoff.tpr_ceiling`."""
         fnr, fpr = self.limits
         return 1 - fnr > ceiling(ledger, fpr)
 
     def epsilon_low(self, delta: float) -> float:
         """Return the lower confidence bound on epsilon of a Gaussian mechanism at this delta."""
-        return gaussian.epsilon_for(self.mu_low, delta)
+        return gaussian.gaussian_epsilon(self.mu_low, delta)
 
 
 def upper_limit(count: int, total: int, level: float) -> float:

@@ -74,7 +74,7 @@ class Budget:
     def epsilon_of(self, total: float, order: float | None) -> float:
         """Return the epsilon that a sum of costs converts to, by the filter of this order."""
         if order is None:
-            return grid.add_sampler_cost(lambda delta: gaussian.epsilon_for(math.sqrt(total), delta), self.delta)
+            return grid.add_sampler_cost(lambda delta: gaussian.gaussian_epsilon(math.sqrt(total), delta), self.delta)
         return grid.add_sampler_cost(lambda delta: renyi.convert_to_epsilon(total, order - 1, delta), self.delta)
 
     def spent(self, charges: Iterable[Sequence[Event]], order: Order = "first") -> Guarantee:

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 
-def epsilon_for(mu: float, delta: float) -> float:
+def gaussian_epsilon(mu: float, delta: float) -> float:
     """Return the smallest epsilon of mu-Gaussian DP at delta (Balle & Wang 2018, arXiv 1805.06530, Theorem 8).
 
     Solves delta(epsilon) = delta, where delta(epsilon) = Phi(a) - e^epsilon Phi(b) with a = mu/2 - epsilon/mu and b =
@@ -25,12 +25,12 @@ def epsilon_for(mu: float, delta: float) -> float:
     return mu * max(0.0, mu / 2 - float(a))
 
 
-def auc_ceiling(mu: float) -> float:
+def gaussian_auc_ceiling(mu: float) -> float:
     """Return the largest ROC AUC of any membership attack under mu-Gaussian DP, Phi(mu / sqrt 2)."""
     return math.erfc(-mu / 2) / 2
 
 
-def tpr_ceiling(mu: float, fpr: float) -> float:
+def gaussian_tpr_ceiling(mu: float, fpr: float) -> float:
     """Return the largest true positive rate of any such attack at this false positive rate: Phi(mu + Phi^-1(fpr))."""
     from scipy.special import ndtr, ndtri
 

@@ -14,7 +14,7 @@ ORDERS = [1 + n / 10 for n in range(1, 100)] + [float(n) for n in (*range(11, 64
 """Renyi orders for Poisson-sampled steps, whose divergence has no closed form in the order."""
 
 
-def epsilon_for(mu: float, delta: float) -> float:
+def renyi_epsilon(mu: float, delta: float) -> float:
     """Return the smallest epsilon over gamma > 1 that divergences gamma tau, tau = mu^2 / 2, convert to.
 
     With u = gamma - 1 the derivative has one zero, where tau u^2 + ln(1 + u) = ln(1/delta).
@@ -40,11 +40,11 @@ def epsilon_of_sampled(steps: Sequence[Steps], delta: float) -> float:
     """
     totals = [sum(k.times * sampled_divergences(k.rate, k.noise)[i] for k in steps) for i in range(len(ORDERS))]
     best = min(convert_to_epsilon(total, order - 1, delta) for order, total in zip(ORDERS, totals, strict=True))
-    unsampled = epsilon_for(math.hypot(*(math.sqrt(k.times) / k.noise for k in steps)), delta)
+    unsampled = renyi_epsilon(math.hypot(*(math.sqrt(k.times) / k.noise for k in steps)), delta)
     return max(0.0, min(best, unsampled))  # sampling never hurts
 
 
-def tpr_ceiling(mu: float, fpr: float) -> float:
+def renyi_tpr_ceiling(mu: float, fpr: float) -> float:
     """Return a bound of any attack's true positive rate at this false positive rate.
 
     Where Renyi divergences D <= a tau hold in both directions, P(A) <= (Q(A) e^D)^((a - 1) / a) by Hoelder's

@@ -24,7 +24,7 @@ def auc_ceiling(events: Sequence[Event]) -> float:
     if accountants.has_discrete(events):
         return _renyi_auc(accountants.renyi_mu(events))
     try:
-        return gaussian.auc_ceiling(accountants.gaussian_dp_mu(events))
+        return gaussian.gaussian_auc_ceiling(accountants.gaussian_dp_mu(events))
     except accountants.Unsupported:
         return _auc(*_sampled(events))
 
@@ -32,9 +32,9 @@ def auc_ceiling(events: Sequence[Event]) -> float:
 def tpr_ceiling(events: Sequence[Event], fpr: float) -> float:
     """Return the largest true positive rate of any such attack at that false positive rate."""
     if accountants.has_discrete(events):
-        return renyi.tpr_ceiling(accountants.renyi_mu(events), fpr)
+        return renyi.renyi_tpr_ceiling(accountants.renyi_mu(events), fpr)
     try:
-        return gaussian.tpr_ceiling(accountants.gaussian_dp_mu(events), fpr)
+        return gaussian.gaussian_tpr_ceiling(accountants.gaussian_dp_mu(events), fpr)
     except accountants.Unsupported:
         return _tpr(*_sampled(events), fpr)
 
@@ -56,8 +56,8 @@ def _sampled(events: Sequence[Event]) -> tuple[tuple[Steps, ...], bool]:
 
 @functools.lru_cache(maxsize=1024)
 def _renyi_auc(mu: float) -> float:
-    """The area below `renyi.tpr_ceiling`, which rises, from above."""
-    return sum(renyi.tpr_ceiling(mu, i / STEPS) for i in range(1, STEPS + 1)) / STEPS
+    """The area below `renyi.renyi_tpr_ceiling`, which rises, from above."""
+    return sum(renyi.renyi_tpr_ceiling(mu, i / STEPS) for i in range(1, STEPS + 1)) / STEPS
 
 
 @functools.lru_cache(maxsize=1024)

@@ -14,9 +14,9 @@ from raydiff.runtime.sweep_folder import resume_command
 from raydiff.tracking.mlflow_writer import SweepSummary
 
 
-def write(folder: Path, composed: Callable[[Path], str]) -> None:
+def print_report(folder: Path, composed: Callable[[Path], str]) -> None:
     """Print the table, write the page, and print where it is. An error here fails no sweep."""
-    for message in load.cut_short(folder):
+    for message in load.describe_cut_short(folder):
         print(message)
     try:
         view = open_sweep(folder)
@@ -25,7 +25,7 @@ def write(folder: Path, composed: Callable[[Path], str]) -> None:
         print(f"no table: {e}")
         return
     try:
-        path = page.write(folder / "report", view)
+        path = page.write_page(folder / "report", view)
         if view.picture:
             print(f"plot: {path.with_name('frontier.png')}")
         print(f"report: {path}")
@@ -33,7 +33,7 @@ def write(folder: Path, composed: Callable[[Path], str]) -> None:
         print(f"no report: {type(e).__name__}: {e}")
 
 
-def describe(folder: Path) -> SweepSummary:
+def summarize_sweep(folder: Path) -> SweepSummary:
     """What MLflow shows of the sweep's own run: conclusions, the frontier, the best trial, means over seeds."""
     again = f"To continue: `{resume_command(folder)}`"
     try:
@@ -57,5 +57,5 @@ def _list_brief(view: SweepView) -> Table:
     return Table([*table], cells)
 
 
-SUMMARY = Reporter(describe)
-FULL = Reporter(describe, write)
+SUMMARY = Reporter(summarize_sweep)
+FULL = Reporter(summarize_sweep, print_report)

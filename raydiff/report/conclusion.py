@@ -13,8 +13,8 @@ from raydiff.formats.tables import number, span
 from raydiff.lookup import bare_name
 from raydiff.report.attack_readings import WITH_CEILING, read_attacks
 from raydiff.report.frontier.rows import measure_in_words
-from raydiff.report.guarantees import adversary, by_definition, guarantees
-from raydiff.report.load import Row, groups, records
+from raydiff.report.guarantees import adversary, by_definition, tabulate_guarantees
+from raydiff.report.load import Row, group_rows, records
 from raydiff.report.paired import ENDS, comparable_trials, mean_by_seed, pair_by_seed, pair_settings
 from raydiff.report.sweep_view import SweepView
 
@@ -45,7 +45,7 @@ def _best_settings(sweep: SweepView) -> Iterator[str]:
     rows = pair_settings(sweep).sort_values("target", kind="stable")
     seeds = mean_by_seed(comparable_trials(sweep))
     several = rows[~rows["target"].isin([*ENDS])]["definition"].nunique() > 1
-    for of, group in groups(rows, ["cell", "definition", "target"], sort=False):
+    for of, group in group_rows(rows, ["cell", "definition", "target"], sort=False):
         best, *others = records(group.sort_values("mean"))
         where = ENDS.get(of["target"], f"at epsilon {of['target']:g}" + f" {of['definition']}" * several)
         where += "" if of["cell"] == "all trials" else f" ({of['cell']})"
@@ -71,7 +71,7 @@ def _is_tie(one: pd.DataFrame, other: pd.DataFrame) -> bool:
 
 def _describe_guarantees(sweep: SweepView) -> str:
     """Which methods carry a guarantee, against whom; which send nothing, and which have none."""
-    stated = guarantees(sweep.finished).assign(method=sweep.finished["method"])
+    stated = tabulate_guarantees(sweep.finished).assign(method=sweep.finished["method"])
     definitions = stated["guarantee"].map(lambda guarantee: guarantee.definition)
     kinds = definitions.fillna(stated["epsilon"].map(ENDS)).fillna("not recorded")
     parts = []
@@ -91,7 +91,7 @@ def _describe_attacks(sweep: SweepView) -> str:
     table = read_attacks(sweep)
     if table.empty:
         return ""
-    epsilon = table["digest"].map(guarantees(sweep.runs)["epsilon"].set_axis(sweep.runs["digest"]))
+    epsilon = table["digest"].map(tabulate_guarantees(sweep.runs)["epsilon"].set_axis(sweep.runs["digest"]))
     shared = table["target"].isin(WITH_CEILING)
     attacked = {
         "what settings with a guarantee send or make of it": shared & (epsilon < math.inf),
@@ -105,7 +105,7 @@ def _describe_attacks(sweep: SweepView) -> str:
 
 def _largest_auc(rows: pd.DataFrame) -> str:
     """Of the setting and target with the largest mean: over seeds, or of the one seed; and its ceiling, if below 1."""
-    worst = max((group for _, group in groups(rows, ["setting", "target"])), key=lambda group: group["auc"].mean())
+    worst = max((group for _, group in group_rows(rows, ["setting", "target"])), key=lambda group: group["auc"].mean())
     ends = student(worst["auc"]) if len(worst) > 1 else worst[["auc", "auc_low", "auc_high"]].iloc[0]
     mean, low, high = pd.Series(list(ends), dtype=float).clip(0, 1)
     most = worst["auc_ceiling"].max()

@@ -29,7 +29,7 @@ def guarantee_of(run: Row, view: str) -> Guarantee:
     return Guarantee.from_dict({**fields, **texts, "epsilon": epsilon})
 
 
-def guarantees(runs: pd.DataFrame) -> pd.DataFrame:
+def tabulate_guarantees(runs: pd.DataFrame) -> pd.DataFrame:
     """Per trial epsilon and guarantee, of outsiders where only they have a finite one; then those of outsiders."""
     server, outsiders = ([guarantee_of(row, view) for row in records(runs)] for view in VIEWS)
     pairs = zip(server, outsiders, strict=True)
@@ -40,7 +40,7 @@ def guarantees(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_definition(rows: pd.DataFrame) -> dict[str, list[Guarantee]]:
-    """Privacy definition -> the guarantees that have it, of a table with the columns of `guarantees`."""
+    """Privacy definition -> the guarantees that have it, of a table with the columns of `tabulate_guarantees`."""
     every = pd.concat([rows["guarantee"], rows["guarantee_outsiders"]], ignore_index=True)
     definitions = every.map(lambda guarantee: guarantee.definition)
     return {str(definition): list(group) for definition, group in every.groupby(definitions)}
@@ -69,7 +69,7 @@ def epsilons(rows: pd.DataFrame, definition: str) -> pd.Series:
     return pd.Series([choose_epsilon(*pair) for pair in pairs], rows.index, dtype=float)
 
 
-def flat(rows: pd.DataFrame) -> pd.DataFrame:
+def flatten_guarantees(rows: pd.DataFrame) -> pd.DataFrame:
     """The table for a file: guarantees as text, a column per definition in place of epsilon if there are several."""
     out = rows.assign(**{name: rows[name].map(lambda g: g.statement) for name in ("guarantee", "guarantee_outsiders")})
     definitions = by_definition(rows)

@@ -43,7 +43,7 @@ def _code(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def table(rows: pd.DataFrame) -> str:
+def render_table(rows: pd.DataFrame) -> str:
     """A table in a box that scrolls by itself, folded if it is long; columns without any value are left out."""
     used = rows[[name for name in rows if (rows[name].notna() & (rows[name] != "")).any()]]
     text = used.to_html(index=False, border=0, na_rep="", float_format=number)
@@ -51,7 +51,7 @@ def table(rows: pd.DataFrame) -> str:
     return box if len(rows) <= OPEN else f"<details><summary>{len(rows)} rows</summary>{box}</details>"
 
 
-def picture(data: bytes, *, alt: str, caption: str = "") -> str:
+def embed_picture(data: bytes, *, alt: str, caption: str = "") -> str:
     """A PNG inside the page."""
     return (
         f'<figure><img src="data:image/png;base64,{base64.b64encode(data).decode()}" '

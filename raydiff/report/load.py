@@ -1,4 +1,4 @@
-"""A sweep's folder as two tables: `runs` has one row per trial, `rounds` one row per number and round.
+"""A sweep's folder as two tables: `runs` has one row per trial, `read_rounds` one row per number and round.
 
 Columns of `runs`:
 
@@ -42,7 +42,7 @@ def metrics(sweep: Path) -> dict[str, Metric]:
     return dict(ChainMap(*map(_read_final, _trials(sweep))))
 
 
-def rounds(sweep: Path) -> pd.DataFrame:
+def read_rounds(sweep: Path) -> pd.DataFrame:
     """Long format: digest, step, metric, value. Raises ValueError as `runs` does."""
     rows = []
     for folder in _trials(sweep):
@@ -68,7 +68,7 @@ def records(rows: pd.DataFrame) -> list[Row]:
     return [{str(k): None if pd.isna(v) else v for k, v in row.items()} for row in rows.to_dict("records")]
 
 
-def groups(rows: pd.DataFrame, by: Sequence[str], *, sort: bool = True) -> Iterator[tuple[Row, pd.DataFrame]]:
+def group_rows(rows: pd.DataFrame, by: Sequence[str], *, sort: bool = True) -> Iterator[tuple[Row, pd.DataFrame]]:
     """(column -> value, the rows that have these values); a missing value is one too."""
     for key, group in rows.groupby([*by], dropna=False, sort=sort):
         yield dict(zip(by, key, strict=True)), group
@@ -86,7 +86,7 @@ def _trials(sweep: Path) -> list[Path]:
 def _read_trial(folder: Path) -> tuple[Row, Row, Row]:
     """(how it ended, with its config; its guarantees; its final numbers), each by column of `runs`."""
     tree = json_files.read_json(folder / "config.json", needs="method")
-    config = {k: dumps(v) if isinstance(v, list) else v for k, v in json_files.flatten(tree).items()}
+    config = {k: dumps(v) if isinstance(v, list) else v for k, v in json_files.flatten_tree(tree).items()}
     end = _read_end(folder)
     lines = json_files.read_lines(folder / "metrics.jsonl")
     guarantees: Row = {}
@@ -138,7 +138,7 @@ def _guarantee_so_far(view: str, folder: Path, lines: Sequence[Row], config: Row
     return {**last, "epsilon": read_number(last["epsilon"])} if last else fields
 
 
-def cut_short(sweep: Path) -> list[str]:
+def describe_cut_short(sweep: Path) -> list[str]:
     """A sentence for each trial whose metrics have unreadable lines or lack rounds, and one for files of other names.
 
     Both tables leave unreadable lines out.
@@ -148,7 +148,7 @@ def cut_short(sweep: Path) -> list[str]:
         path = folder / "metrics.jsonl"
         recorded = {line["step"] for line in json_files.read_lines(path)}
         missing = sorted({*_rounds(folder, "commit")} - recorded)
-        if numbers := json_files.cut_short(path):
+        if numbers := json_files.unreadable_lines(path):
             messages.append(f"line {', '.join(map(str, numbers))} of {path} cannot be read, as after a crash: left out")
         elif missing:
             messages.append(f"{path} lacks round {', '.join(str(n + 1) for n in missing)}, which was committed")

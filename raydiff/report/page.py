@@ -15,7 +15,7 @@ from raydiff.report import html, load
 from raydiff.report.attack_readings import read_attacks
 from raydiff.report.conclusion import conclude
 from raydiff.report.frontier.text import cells, explain, list_without_row
-from raydiff.report.guarantees import flat, guarantee_of, shown
+from raydiff.report.guarantees import flatten_guarantees, guarantee_of, shown
 from raydiff.report.load import VIEWS, column, records
 from raydiff.report.paired import comparable_trials, pair_settings
 from raydiff.report.sweep_view import SweepView
@@ -31,7 +31,7 @@ def write_conclusion(sweep: SweepView) -> str:
     text = "".join(map(html.paragraph, sentences)) + html.bullets(lines)
     if not sweep.picture:
         return text + html.paragraph("There is no plot: no setting has a finite epsilon and a measure.")
-    return text + html.picture(sweep.picture, alt="the measure that ranks, over epsilon; its numbers are below")
+    return text + html.embed_picture(sweep.picture, alt="the measure that ranks, over epsilon; its numbers are below")
 
 
 def show_samples(sweep: SweepView) -> str:
@@ -67,7 +67,7 @@ def _embed(path: Path, caption: str) -> str:
             caption += f"; privacy: {image.info.get('privacy', 'not recorded')}"
     except (UnidentifiedImageError, OSError):
         return html.paragraph(f"{caption}: the picture cannot be read.")
-    return html.picture(path.read_bytes(), alt=f"samples of {caption}", caption=caption)
+    return html.embed_picture(path.read_bytes(), alt=f"samples of {caption}", caption=caption)
 
 
 def show_frontier(sweep: SweepView) -> str:
@@ -76,7 +76,7 @@ def show_frontier(sweep: SweepView) -> str:
     if table.empty:
         text = html.paragraph("No trial finished or was stopped with results: there is no frontier.")
     else:
-        text = html.table(table) + html.bullets(explain(sweep))
+        text = html.render_table(table) + html.bullets(explain(sweep))
     text += html.bullets(list_without_row(sweep))
     path = sweep.folder / "composed.json"
     if not path.exists():
@@ -89,7 +89,7 @@ def show_frontier(sweep: SweepView) -> str:
 
 def show_trials(sweep: SweepView) -> str:
     """How each trial ended, and what it cost."""
-    return html.table(_round_up(list_trials(sweep))) + html.bullets(load.cut_short(sweep.folder))
+    return html.render_table(_round_up(list_trials(sweep))) + html.bullets(load.describe_cut_short(sweep.folder))
 
 
 def list_trials(sweep: SweepView) -> pd.DataFrame:
@@ -122,7 +122,7 @@ def show_guarantees(sweep: SweepView) -> str:
         "Epsilon is computed from the ledger of what was sent, the largest over seeds. Samples of a client's own "
         "model carry no guarantee. Who sent what, round by round: ledger.json of each trial."
     )
-    return html.table(_round_up(list_guarantees(sweep))) + html.paragraph(note)
+    return html.render_table(_round_up(list_guarantees(sweep))) + html.paragraph(note)
 
 
 def list_guarantees(sweep: SweepView) -> pd.DataFrame:
@@ -139,7 +139,7 @@ def list_guarantees(sweep: SweepView) -> pd.DataFrame:
 def show_attacks(sweep: SweepView) -> str:
     """Membership attacks beside the ceiling that no attack on the uploads can exceed."""
     table = read_attacks(sweep)
-    return "" if table.empty else html.table(table)
+    return "" if table.empty else html.render_table(table)
 
 
 SECTIONS: Door[Callable[[SweepView], str]] = Door(
@@ -156,7 +156,7 @@ SECTIONS: Door[Callable[[SweepView], str]] = Door(
 )
 """Title -> function that returns the section's HTML, "" to leave it out. In the order of the page."""
 TABLES: dict[str, Callable[[SweepView], pd.DataFrame]] = {
-    "frontier": lambda sweep: flat(sweep.frontier),
+    "frontier": lambda sweep: flatten_guarantees(sweep.frontier),
     "trials": list_trials,
     "guarantees": list_guarantees,
     "attacks": read_attacks,
@@ -167,7 +167,7 @@ TABLES: dict[str, Callable[[SweepView], pd.DataFrame]] = {
 """File name without its ending -> what is written as CSV and parquet."""
 
 
-def write(out: Path, sweep: SweepView, *, sections: Sequence[str] = ()) -> Path:
+def write_page(out: Path, sweep: SweepView, *, sections: Sequence[str] = ()) -> Path:
     """Write report.html, the picture and the tables of a sweep into `out`; `sections` are more of them, `module:name`.
 
     An error in one section or table leaves the others. Returns the page. Raises ValueError for an unknown section.

@@ -9,8 +9,8 @@ from raydiff.formats import rounding
 from raydiff.formats.intervals import interval
 from raydiff.lookup import nearest
 from raydiff.report.frontier.rows import name_arms
-from raydiff.report.guarantees import guarantees
-from raydiff.report.load import Row, groups
+from raydiff.report.guarantees import tabulate_guarantees
+from raydiff.report.load import Row, group_rows
 from raydiff.report.sweep_view import SweepView
 
 ENDS = {0.0: "nothing sent", math.inf: "without a guarantee"}
@@ -50,7 +50,7 @@ def comparable_trials(sweep: SweepView, reading: str | None = None) -> pd.DataFr
     if values.empty:
         wanted = reading or "a measure of quality"
         raise ValueError(f"there is nothing to compare: no finished trial of {sweep.name} has {wanted}")
-    stated = guarantees(sweep.runs).loc[values.index]
+    stated = tabulate_guarantees(sweep.runs).loc[values.index]
     definitions = stated["guarantee"].map(lambda guarantee: guarantee.definition or guarantee.statement)
     trials = sweep.trials.loc[values.index].assign(value=values, epsilon=stated["epsilon"], definition=definitions)
     return trials.assign(setting=sweep.name_settings(sweep.method_fields))
@@ -79,7 +79,7 @@ def pair_settings(sweep: SweepView, *, reading: str | None = None, against: str 
         base = against or _choose_base(in_cell)
         if base not in {*of_seeds["setting"]}:
             raise ValueError(f"--against: {cell} has no setting {base!r}{nearest(base, of_seeds['setting'])}")
-        for row, group in groups(in_cell, ["definition", "setting", "arm"], sort=False):
+        for row, group in group_rows(in_cell, ["definition", "setting", "arm"], sort=False):
             mine = of_seeds[of_seeds["setting"] == row["setting"]]
             pairs = pair_by_seed(mine, of_seeds[of_seeds["setting"] == base], ["seed"], "value")
             row |= {"cell": cell, "epsilon": group["epsilon"].max(), "n": len(mine), "mean": mine["value"].mean()}

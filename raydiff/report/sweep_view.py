@@ -26,7 +26,7 @@ class SweepView:
     metrics: Mapping[str, Metric]
     """`load.metrics`: what the columns of `runs` hold."""
     rounds: pd.DataFrame
-    """`load.rounds`."""
+    """`load.read_rounds`."""
     about: Row
     """sweep.json; empty where there is none."""
 
@@ -84,8 +84,8 @@ class SweepView:
 
     @cached_property
     def frontier(self) -> pd.DataFrame:
-        """`frontier.rows.frontier`, with the rows that are Pareto-optimal by the measure marked."""
-        table = rows.frontier(self.runs, self.named, self.metrics)
+        """`frontier.rows.build_frontier`, with the rows that are Pareto-optimal by the measure marked."""
+        table = rows.build_frontier(self.runs, self.named, self.metrics)
         return table.assign(pareto=rows.mark_pareto(table, str(self.measure)) if self.measure else False)
 
     @cached_property
@@ -136,7 +136,7 @@ def open_sweep(folder: Path) -> SweepView:
     repeated = [name for name in ("seed", "data.split_seed") if name in runs]
     by = ["method", *rows.settings(runs), "outcome", *repeated]
     runs = runs.sort_values(by, na_position="last", kind="stable", ignore_index=True)
-    return SweepView(folder, runs, load.metrics(folder), load.rounds(folder), plan)
+    return SweepView(folder, runs, load.metrics(folder), load.read_rounds(folder), plan)
 
 
 def setting_name(row: Row, names: list[str]) -> str:

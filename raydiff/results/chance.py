@@ -26,7 +26,7 @@ def noise(folder: Path) -> str:
         if math.isnan(accuracy) or math.isnan(ceiling):
             continue
         count += 1
-        experiment = config.read(path / "config.json")
+        experiment = config.read_config(path / "config.json")
         classes, *_ = getattr(experiment.method.model, "labels", ()) or (1,)
         chance = 1 / max(1, classes)
         if accuracy < chance + LEAST * (ceiling - chance):
@@ -34,8 +34,8 @@ def noise(folder: Path) -> str:
     if not noisy:
         return ""
     accuracy, ceiling, chance, experiment = min(noisy, key=lambda trial: trial[0])
-    flat = {f"method.{cure}": overrides.flat(experiment).get(f"method.{cure}") for cure in CURES}
-    cures = " or ".join(f"--{path} (now {overrides.short(v)})" for path, v in flat.items() if v is not None)
+    flat = {f"method.{cure}": overrides.flatten_settings(experiment).get(f"method.{cure}") for cure in CURES}
+    cures = " or ".join(f"--{path} (now {overrides.format_value(v)})" for path, v in flat.items() if v is not None)
     subject = "the samples are" if count == 1 else f"the samples of {len(noisy)} of {count} trials are"
     return (
         f"{subject} hardly better than noise: a classifier that is right about {ceiling:.0%} of real pictures is "

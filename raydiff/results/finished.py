@@ -17,7 +17,7 @@ from raydiff.data import datasets
 from raydiff.data.datasets import Dataset
 from raydiff.data.tables.encode import OTHER
 from raydiff.experiment import config
-from raydiff.experiment.trial import Trial, compute, guarantees, make_clients, planned_secret
+from raydiff.experiment.trial import Trial, compute, make_clients, planned_secret, state_guarantees
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY
 from raydiff.formats.json_files import trial_folders
@@ -136,7 +136,7 @@ class Finished:
             about=f"{about}; {self.categories}" if self.categories else about,
             privacy=str(self.published) if shared else "none",
         )
-        sampler.save(folder, card, experiment.method, server=self.server, states=states)
+        sampler.save_sampler(folder, card, experiment.method, server=self.server, states=states)
         self.dataset.modality.save(folder)
 
     @property
@@ -167,7 +167,7 @@ def open_finished(folder: Path) -> Finished:
     """Open the trial in this folder. Raises ValueError unless it finished and is complete."""
     if not (folder / "config.json").exists():
         raise ValueError(f"there is no trial in {folder}")
-    experiment = config.read(folder / "config.json")
+    experiment = config.read_config(folder / "config.json")
     if experiment.digest != folder.name:
         why = f"here its digest is {experiment.digest}"
         raise ValueError(f"{folder} was made by another version of raydiff, or is a copy of another trial: {why}")
@@ -178,7 +178,7 @@ def open_finished(folder: Path) -> Finished:
         why = f" ({outcome['reason']})" if outcome.get("reason") else ""
         raise ValueError(f"{folder} did not finish, it was {outcome['outcome']}{why}: there is nothing to sample")
     compute(experiment)  # threads are part of the name of a client's model
-    dataset = datasets.load(experiment.data)
+    dataset = datasets.load_dataset(experiment.data)
     if experiment.data_digest != config.keyed(dataset, _secret(trial)):
         raise ValueError(
             f"the data set {experiment.data.name} is no longer the one that {folder} was trained on, or "
@@ -189,7 +189,7 @@ def open_finished(folder: Path) -> Finished:
     if last is None:
         raise ValueError(f"the commits are gone from {folder}")
     server = tree.without(SERVER_ONLY, trial.store.load_server(last[0]))
-    return Finished(trial, dataset, last[0], server, *guarantees(odometer, trial.experiment))
+    return Finished(trial, dataset, last[0], server, *state_guarantees(odometer, trial.experiment))
 
 
 def _secret(trial: Trial) -> bytes:

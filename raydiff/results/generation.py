@@ -134,7 +134,7 @@ def one_by_one(make: Maker, parts: Sequence[int]) -> Iterator[int]:
         yield part
 
 
-def write(
+def write_samples(
     finished: Finished,
     client: int | None,
     out: Path,

@@ -1,7 +1,7 @@
 """Personalisation of a finished run's model for an unseen client.
 
-The client takes the server's model, trains what the method personalises on its own records, and sends nothing. `save`
-keeps the trained part alone.
+The client takes the server's model, trains what the method personalises on its own records, and sends nothing.
+`save_personal` keeps the trained part alone.
 
     personal-0.001.safetensors     the personal part trained at learning rate 0.001
     personal-0.001.json            its card: of which run, on what, how
@@ -151,15 +151,15 @@ def method_of(finished: Finished) -> WithNewClients:
     return method
 
 
-def prepare(finished: Finished) -> Instruments:
+def prepare_distances(finished: Finished) -> Instruments:
     """Return the run's instruments with the cnn, cached or trained again. Raises ValueError without public records."""
     if not len(finished.dataset.splits["public"]):
         raise ValueError("the distances need a feature network, and that public records: the run's data.public is 0")
     setup = replace(finished.trial.experiment.evaluation or Evaluation(), features="cnn", metrics=METRICS)
-    return suite.prepare(finished.dataset, setup, finished.trial.store.results.cached)
+    return suite.prepare_instruments(finished.dataset, setup, finished.trial.store.results.cached)
 
 
-def save(folder: Path, joining: Joining, stage: Stage, *, rate: float, more: Mapping[str, Any]) -> Path:
+def save_personal(folder: Path, joining: Joining, stage: Stage, *, rate: float, more: Mapping[str, Any]) -> Path:
     """Write the personal part, and its card with `more` in it; return the part's file."""
     finished = joining.finished
     touched, whole = joining.touched()

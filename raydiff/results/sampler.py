@@ -59,11 +59,13 @@ class Card:
     labels: Mapping[str, tuple[str, ...]]  # label columns, the class first, with the names of values 0, 1, ...
     shape: tuple[int, int, int]  # (C, H, W); of a table (1, 1, n)
     about: str  # description of the samples
-    privacy: str = "none"  # or the guarantee if its samples are published; of clients' models `save` fills it in
-    requires: tuple[str, ...] = ()  # distributions that it imports; filled in by `save`
+    privacy: str = (
+        "none"  # or the guarantee if its samples are published; of clients' models `save_sampler` fills it in
+    )
+    requires: tuple[str, ...] = ()  # distributions that it imports; filled in by `save_sampler`
 
 
-def save(
+def save_sampler(
     folder: Path,
     card: Card,
     method: Method,

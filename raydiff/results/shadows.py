@@ -23,14 +23,19 @@ from raydiff.evaluation.attacks import lira, scores
 from raydiff.evaluation.attacks.targets import in_proportion
 from raydiff.federated.client import Client, Failed, Keys
 from raydiff.federated.method import Deployed
-from raydiff.federated.rounds import LocalExecutor, rounds
+from raydiff.federated.rounds import LocalExecutor, run_rounds
 from raydiff.results.finished import Finished, open_finished
 from raydiff.storage.checkpoint import INITIAL
 from raydiff.storage.shared_results import result_key
 from raydiff.tree import Params
 
 Source = Literal["client", "global"]
-ROLES = ("calibration_members", "members", "calibration_nonmembers", "nonmembers")  # as in `membership.attack`
+ROLES = (
+    "calibration_members",
+    "members",
+    "calibration_nonmembers",
+    "nonmembers",
+)  # as in `membership.attack_membership`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +126,7 @@ class Attacked:
         clients = [Client(i, experiment.method, self._records_in(index, i), keys=keys, public=public) for i in ids]
         server = Params()
         last = INITIAL
-        protocol = rounds(
+        protocol = run_rounds(
             experiment.method,
             LocalExecutor(clients),
             keys=keys,
@@ -189,7 +194,7 @@ def open_attacked(request: ShadowRequest, finished: Finished | None = None) -> A
     owner = torch.cat(
         [member_owner, _deal_owners(others, members, member_owner, seeding.generator(request.seed, "owners"))]
     )
-    inside = lira.halves(len(records), request.shadows, seeding.generator(request.seed, "halves"))
+    inside = lira.draw_memberships(len(records), request.shadows, seeding.generator(request.seed, "halves"))
     return Attacked(request, finished, deployed, records, role, owner, inside)
 
 

@@ -72,7 +72,7 @@ class Coordinator(tune.Trainable):
         with device_faults.exit_on_device_error(self._trial.folder, "the coordinator"):
             place.cap_memory(self._slot.gpu_server)
             pool = actors.RayExecutor(self._workers, self._trial, gpu=self._slot.gpu_per_worker)
-            for result in trials.run(self._trial, pool):
+            for result in trials.run_trial(self._trial, pool):
                 yield {"digest": self._trial.experiment.digest, **result}
 
 

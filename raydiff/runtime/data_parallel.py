@@ -33,7 +33,7 @@ from raydiff.runtime.place import (
     Place,
     bundle,
     cap_memory,
-    check_fits,
+    check_bundles_fit,
     shape_slot,
     total_of,
 )
@@ -79,7 +79,7 @@ class DataParallel:
 
 
 @contextlib.contextmanager
-def prepare_places(planned: Planned) -> Iterator[Place]:
+def prepare_parallel_places(planned: Planned) -> Iterator[Place]:
     """Yield what makes each trial's executor and the trainer of its server. Raises ValueError if they do not fit."""
     runtime = planned.base.runtime
     numerics = replace(planned.base.numerics, server_workers=planned.server_workers)
@@ -89,7 +89,7 @@ def prepare_places(planned: Planned) -> Iterator[Place]:
         shape = shape_slot(runtime, threads=numerics.threads, clients=planned.most_clients, nodes=nodes)
         bundles = shape.bundles[1:] if runtime.pool == "ray" else []
         needed = bundles + [_resources(runtime, numerics)] * numerics.server_workers
-        check_fits(needed, total_of(needed), nodes)
+        check_bundles_fit(needed, total_of(needed), nodes)
         workers = start_workers(shape, None) if bundles else []
         if not workers:
             cap_memory(max(shape.gpu_per_worker, shape.gpu_server))

@@ -100,7 +100,7 @@ def estimate_trial_s(experiment: Experiment, *, reading_s: float = 0.0) -> float
         this = trial.open_trial(probe, Path(folder) / "s")
         pool = trial.local_executor(this)
         started = time.perf_counter()
-        rounds = [result for result in trial.run(this, pool) if not result["finished"]]
+        rounds = [result for result in trial.run_trial(this, pool) if not result["finished"]]
     evaluated_s: float = time.perf_counter() - started - sum(result["time/seconds"] for result in rounds)
     at_clients = experiment.method.participating_rounds
     rounds_s: float = sum(
@@ -113,7 +113,7 @@ def estimate_trial_s(experiment: Experiment, *, reading_s: float = 0.0) -> float
 def _shorten_trainings(experiment: Experiment) -> dict[str, int]:
     """Fewer steps, or epochs, for each training of the method: field path -> value."""
     most = MOST_STEPS if experiment.audit is None else math.inf
-    records = math.ceil(len(datasets.load(experiment.data).splits["train"]) / experiment.clients)
+    records = math.ceil(len(datasets.load_dataset(experiment.data).splits["train"]) / experiment.clients)
     fewer = {}
     for path, training in trainings(experiment.method):
         steps = training.of(records).steps

@@ -14,7 +14,7 @@ from ray import tune
 
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
-from raydiff.experiment.trial import cut_short
+from raydiff.experiment.trial import end_unfinished
 from raydiff.runtime import cluster, coordinator, device_faults
 from raydiff.runtime.estimate import EVERY_S, Running, format_duration
 from raydiff.runtime.plan import Planned, parse_experiment
@@ -183,7 +183,7 @@ class SweepProgress(tune.Callback):
             if failed is None:
                 copies.download(this.folder)
             else:
-                cut_short(this.folder, "failed", reason=failed)
+                end_unfinished(this.folder, "failed", reason=failed)
 
     def _fail(self, trial: Any, reason: str) -> None:
         this = self.running.pop(trial.trial_id)

@@ -78,7 +78,7 @@ def _describe(planned: Planned, *, resume: bool, extend: bool, call: str) -> swe
         call=call,
     )
     if not begun:  # In a resumed sweep each trial checks the budget for itself.
-        spending.check(planned.trials, folder)
+        spending.check_spending(planned.trials, folder)
     if planned.search.metric:
         about["metric"] = (str(planned.metric), planned.lower_is_better)
     if planned.tuned:
@@ -135,7 +135,7 @@ def _run(planned: Planned, about: sweep_folder.Plan, finisher: Finisher) -> Ende
         if not begun:
             raise
         for digest in sweep_folder.list_open_trials(planned.folder):
-            trial.cut_short(planned.folder / "trials" / digest, "killed", reason="interrupted")
+            trial.end_unfinished(planned.folder / "trials" / digest, "killed", reason="interrupted")
         return Ended(planned.folder, process.signal_of(e))
     except BaseException:  # The storage cannot be written any more, say, or code of the user's exits.
         if begun:

@@ -19,7 +19,7 @@ def prepare_places(planned: Planned) -> contextlib.AbstractContextManager[Place]
     if planned.server_workers > 1:
         from raydiff.runtime import data_parallel
 
-        return data_parallel.prepare_places(planned)
+        return data_parallel.prepare_parallel_places(planned)
     runtime = planned.base.runtime
     cap_memory(max(runtime.gpu_per_worker, runtime.gpu_server))
     return contextlib.nullcontext(lambda this: (trial.local_executor(this), None))
@@ -55,14 +55,14 @@ def _run_trial(this: trial.Trial, place: Place) -> None:
             running = estimate.Running(this.folder, this.experiment)
             with saying(running.place, estimate.EVERY_S):
                 executor, train = place(this)
-                for result in trial.run(this, executor, train=train):
+                for result in trial.run_trial(this, executor, train=train):
                     copies.download(this.folder)
                     running.round = result["round"]
                     _print_round(result, this.experiment.method.rounds)
         except atomic_files.LeaseLost:  # Another driver owns the sweep now, and writes how the trial ends.
             raise
         except Exception as e:  # Every trial that began gets an outcome.
-            trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
+            trial.end_unfinished(this.folder, "failed", reason=str(e) or type(e).__name__)
     except OSError as e:  # The outcome cannot be written either: without one the trial is run again.
         if reason := sweep_folder.not_writable(e, this.sweep):
             raise ValueError(reason) from None

@@ -64,7 +64,7 @@ def shape_slot(runtime: Runtime, *, threads: int, clients: int, nodes: Sequence[
     return next((shape for shape in shapes if _place(shape.bundles, _free(nodes))), of(1))
 
 
-def check_fits(bundles: Sequence[Resources], total: Resources, nodes: Sequence[Resources]) -> None:
+def check_bundles_fit(bundles: Sequence[Resources], total: Resources, nodes: Sequence[Resources]) -> None:
     """Raise ValueError if one trial's bundles, which have these resources in `total`, do not fit on these nodes."""
     if not count_fitting(bundles, nodes):
         raise ValueError(

@@ -63,7 +63,9 @@ class Planned:
         fields = {
             "search": named(self.search.searcher),
             "scheduler": self.search.scheduler and named(self.search.scheduler),
-            "space": {path: [kind, *map(overrides.short, values)] for path, (kind, values) in self.space.items()},
+            "space": {
+                path: [kind, *map(overrides.format_value, values)] for path, (kind, values) in self.space.items()
+            },
             "base": self.base.digest if self.suggested else None,
             "suggested": self.suggested,
         }
@@ -142,11 +144,11 @@ def plan_sweep(preset: str, study: Study, asked: SweepRequest, *, name: str) -> 
     methods.check_names([type(e.method) for e in (base, *experiments)])
     folder = sweep_folder.locate_sweep(base, name)
     secret = trial.planned_secret(folder, base)
-    unique = {e.digest: e for e in (trial.resolve(e, secret) for e in experiments)}
+    unique = {e.digest: e for e in (trial.resolve_on_data(e, secret) for e in experiments)}
     planned = Planned(
         preset=preset,
         folder=folder,
-        base=trial.resolve(base, secret),
+        base=trial.resolve_on_data(base, secret),
         trials=tuple(unique.values()),
         suggested=search.samples if adaptive else 0,
         secret=secret,
@@ -170,7 +172,7 @@ def _search(planned: Planned) -> Planned:
 def _metric_to_compare_by(name: str | None, base: Experiment, *, guided: bool) -> Metric:
     evaluation = base.evaluation or Evaluation()
     if name is None:
-        headline = evaluation.headline(datasets.load(base.data).modality)
+        headline = evaluation.headline(datasets.load_dataset(base.data).modality)
         if not guided:  # It is only displayed.
             return headline
         name = str(headline)
@@ -198,7 +200,7 @@ def _describe_tuned(study: Study, asked: SweepRequest) -> tuple[str, ...]:
     for name in sorted(names):
         overridden = asked.overrides if name == main else ()
         values = [
-            f"{path.removeprefix('method.')} {overrides.short(value)}"
+            f"{path.removeprefix('method.')} {overrides.format_value(value)}"
             for path, value in study.tuned[name].items()
             if path not in overridden
         ]

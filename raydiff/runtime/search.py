@@ -10,7 +10,7 @@ from pathlib import Path
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.searchers import Proposal, Searcher, Settings, Space
-from raydiff.experiment.trial import resolve
+from raydiff.experiment.trial import resolve_on_data
 from raydiff.formats.json_files import read_lines, read_outcome, trial_folders
 from raydiff.formats.metric_records import columns, read_metrics
 
@@ -129,7 +129,7 @@ class Suggestions:
     def _add(self, settings: Settings) -> str:
         """Record a proposal. Returns its experiment's digest, "" where it is refused."""
         try:
-            experiment = resolve(overrides.override(self._base, settings), self._secret)
+            experiment = resolve_on_data(overrides.override(self._base, settings), self._secret)
         except ValueError as e:
             self.refused.append(f"{format_settings(settings)}: refused, {e}")
             self._proposals.append((Proposal(settings, "failed"), ""))
@@ -144,7 +144,7 @@ class Suggestions:
         for folder in trial_folders(self._folder):
             if folder.name in self._planned:
                 continue
-            flat = overrides.flat(config.read(folder / "config.json"))
+            flat = overrides.flatten_settings(config.read_config(folder / "config.json"))
             settings = {path: _read_value(flat[path], *space[path]) for path in space if path in flat}
             if settings.keys() == space.keys():
                 self._add(settings)
@@ -152,7 +152,7 @@ class Suggestions:
 
 def format_settings(settings: Settings) -> str:
     """Settings in one line, by the last part of each path."""
-    return " ".join(f"{path.rpartition('.')[2]}={overrides.short(value)}" for path, value in settings.items())
+    return " ".join(f"{path.rpartition('.')[2]}={overrides.format_value(value)}" for path, value in settings.items())
 
 
 def _read_value(stored: object, kind: str, values: object) -> object:

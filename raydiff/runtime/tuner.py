@@ -21,11 +21,11 @@ from ray.tune.schedulers import TrialScheduler
 from raydiff import process
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.trial import Trial, cut_short
+from raydiff.experiment.trial import Trial, end_unfinished
 from raydiff.runtime import cluster, concurrency, device_faults, finish, schedulers, sweep_folder
 from raydiff.runtime.coordinator import Coordinator
 from raydiff.runtime.follow import SweepProgress
-from raydiff.runtime.place import Slot, cap_memory, check_fits, shape_slot
+from raydiff.runtime.place import Slot, cap_memory, check_bundles_fit, shape_slot
 from raydiff.runtime.plan import Planned
 from raydiff.runtime.search import Suggestions
 from raydiff.storage import copies, staging
@@ -49,7 +49,7 @@ def choose_slot(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
     """Return the sweep's slot. Raises ValueError if no node can hold it, or one does not see the storage."""
     shape = slot_for(plan, nodes)
     if not cluster.is_autoscaled():
-        check_fits(shape.bundles, shape.total, nodes)
+        check_bundles_fit(shape.bundles, shape.total, nodes)
     if len(nodes) > 1:
         cluster.check_shared_storage(plan.folder.parents[1])
     return shape
@@ -136,7 +136,7 @@ def _end_open_trials(plan: Planned, progress: SweepProgress) -> None:
         folder = plan.folder / "trials" / digest
         outcome, reason = _outcome_of(digest, device_faults.read_losses(folder), progress)
         with contextlib.suppress(OSError):  # on a full disk
-            cut_short(folder, outcome, reason=reason)
+            end_unfinished(folder, outcome, reason=reason)
 
 
 def _outcome_of(digest: str, losses: Sequence[str], progress: SweepProgress) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from raydiff.experiment.study import Varying, trial_name
 from raydiff.formats import rounding
-from raydiff.formats.json_files import KEYED, dumps, flatten, read_json, read_lines_from, read_outcome
+from raydiff.formats.json_files import KEYED, dumps, flatten_tree, read_json, read_lines_from, read_outcome
 from raydiff.formats.metric_records import Metric, read_metrics, select_shown
 from raydiff.tracking.mlflow_store import (
     REMARK,
@@ -41,7 +41,7 @@ class SweepRun:
 
     def name_of(self, tree: Mapping[str, Any], digest: str) -> str:
         """The name of a trial's run from its config: what was swept, and the digest if another trial has that name."""
-        name = trial_name(flatten(tree), self.swept)
+        name = trial_name(flatten_tree(tree), self.swept)
         return name if self.names.setdefault(name, digest) == digest else f"{name} {digest}"
 
 
@@ -86,7 +86,7 @@ class TrialRun:
             for each in (run, self.sweep.client.run):  # MLflow keeps equal inputs of a run once.
                 log_data(self.client, each, tree["data"]["name"], data)
         kept = logged.data.params  # MLflow's are write-once.
-        log_params(self.client, run, {k: v for k, v in flatten(tree).items() if mlflow_name(k) not in kept})
+        log_params(self.client, run, {k: v for k, v in flatten_tree(tree).items() if mlflow_name(k) not in kept})
         if not logged.data.tags.get(REMARK):  # Else all once more: MLflow keeps equal values once.
             self.earlier_outcome = logged.data.tags.get(OUTCOME, "")
             self.step = max((metric.step for metric in client.get_metric_history(run, "round")), default=-1)

@@ -44,7 +44,7 @@ def test_each_trial_is_its_arm(arm: str) -> None:
 
 
 def depths_of(trials: dict[str, float]) -> pd.DataFrame:
-    """`load.rounds` of trials with these depths."""
+    """`load.read_rounds` of trials with these depths."""
     rows = [(digest, 0, "t0", depth) for digest, depth in trials.items()]
     return pd.DataFrame(rows, columns=["digest", "step", "metric", "value"])
 

@@ -7,7 +7,7 @@ import pytest
 
 from analysis import referee_presets, reproduce
 from analysis.claims import rows_of, where
-from raydiff.cli.arguments import preset
+from raydiff.cli.arguments import split_preset
 from raydiff.experiment.study import trials as trials_of
 from raydiff.methods.dpsgd import DPSGD
 
@@ -42,12 +42,12 @@ def test_competitors_of_spires_table_are_all_run():
 
 
 def test_a_sweep_takes_a_preset_of_another_module_by_its_name():
-    name, study, rest = preset(["analysis.reproduce:pdp_cpu", "--seed", "3"])
+    name, study, rest = split_preset(["analysis.reproduce:pdp_cpu", "--seed", "3"])
     assert (name, study, rest) == ("pdp_cpu", reproduce.pdp_cpu(), ["--seed", "3"])
     with pytest.raises(ValueError, match=r"analysis.reproduce has no pdp_cpx; did you mean pdp_cpu"):
-        preset(["analysis.reproduce:pdp_cpx"])
+        split_preset(["analysis.reproduce:pdp_cpx"])
     with pytest.raises(ValueError, match="must return a Study, got"):
-        preset(["analysis.reproduce:Arm"])
+        split_preset(["analysis.reproduce:Arm"])
 
 
 @pytest.mark.parametrize("name", ["dpimagebench", "dpimagebench_dpsgd", "dpimagebench_gpu"])

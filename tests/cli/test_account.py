@@ -9,7 +9,7 @@ from opacus.accountants import RDPAccountant
 from scipy import integrate, optimize, stats
 
 from raydiff.cli import account
-from raydiff.cli.options import parse
+from raydiff.cli.options import parse_options
 from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Exposure, Guarantee
 from raydiff.privacy.release import Relation
@@ -18,7 +18,7 @@ LOCAL_CLIENT = "--unit client --trust local"
 
 
 def exposure(arguments: str) -> Exposure:
-    return parse(account.AccountOptions, arguments.split(), None).exposure
+    return parse_options(account.AccountOptions, arguments.split(), None).exposure
 
 
 def guarantee(arguments: str) -> Guarantee:

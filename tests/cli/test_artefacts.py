@@ -42,7 +42,7 @@ def table(path: Path) -> None:
     }
     frame = pd.DataFrame(columns, dtype=str)
     frame.to_csv(path, index=False)
-    public = set(datasets.load(data_of(path)).splits["public"].numbers.tolist())
+    public = set(datasets.load_dataset(data_of(path)).splits["public"].numbers.tolist())
     frame.loc[next(i for i in range(190) if i not in public)] = CANARY
     frame.to_csv(path, index=False)
     datasets._load.cache_clear()
@@ -108,8 +108,8 @@ def test_no_artefact_tells_of_the_canary(published: Any) -> None:
 def test_no_artefact_has_a_digest_that_records_are_found_by(published: Any) -> None:
     """Nothing in them is what somebody can compute who guesses the records."""
     artefacts, folder = published
-    experiment = config.read(folder / "config.json")
-    dataset = datasets.load(experiment.data)
+    experiment = config.read_config(folder / "config.json")
+    dataset = datasets.load_dataset(experiment.data)
     guesses = {dataset.digest}
     for records in dataset.splits.values():
         guesses |= {tree.digest(records.leaves), *(tree.digest({"x": row}) for row in records.images)}

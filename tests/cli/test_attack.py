@@ -14,7 +14,7 @@ from raydiff.cli import attack
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Pooled
 from raydiff.evaluation.attacks import lira, quantile, rmia
-from raydiff.evaluation.attacks.membership import attack as judge
+from raydiff.evaluation.attacks.membership import attack_membership as judge
 from raydiff.experiment.config import Experiment
 from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM
@@ -46,10 +46,10 @@ def test_the_table_and_the_files(
     attacked = open_attacked(ShadowRequest(trial=copied.folder("localonly"), shadows=4, draws=1, timesteps=(4, 8)))
     target, outside = attacked.target(), attacked.role == 2
     losses = torch.stack([attacked.losses(i) for i in range(4)])
-    columns = [lira.with_mean(target), quantile.scores(target, attacked.records.images, outside)]
+    columns = [lira.with_mean(target), quantile.quantile_scores(target, attacked.records.images, outside)]
     for online in (False, True):
-        columns.append(lira.scores(target, losses, attacked.inside, online=online))
-        columns.append(rmia.scores(target, losses, attacked.inside, outside, online=online))
+        columns.append(lira.lira_scores(target, losses, attacked.inside, online=online))
+        columns.append(rmia.rmia_scores(target, losses, attacked.inside, outside, online=online))
     for row, scores in zip(readings, columns, strict=True):
         assert row["auc"] == judge(**{role: scores[attacked.role == i] for i, role in enumerate(ROLES)}).auc
     assert all(row["auc_low"] <= row["auc"] <= row["auc_high"] for row in readings)

@@ -15,7 +15,7 @@ from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import anonymeter, closest, domias
-from raydiff.evaluation.attacks.membership import ROLES, attack as judge
+from raydiff.evaluation.attacks.membership import ROLES, attack_membership as judge
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
@@ -73,14 +73,14 @@ def test_the_tables_and_the_files(trials: Storage, tmp_path: Path, capsys: pytes
     risks = ["singling out", "linkability", *(f"inference of {name}" for name in COLUMNS)]
     assert [name for name, reading in readings if reading == "risk"] == risks
     sides = {"members": rows.members, "nonmembers": rows.nonmembers}
-    near = closest.attack(rows.made, **sides, spans=rows.spans, rng=generator(3, "closest"))
+    near = closest.measure_closeness(rows.made, **sides, spans=rows.spans, rng=generator(3, "closest"))
     dcr = readings["DCR", "share nearer to a member"]
     assert (dcr["value"], (dcr["low"], dcr["high"]), dcr["nothing"]) == (near.dcr, near.dcr_interval, 0.5)
     alone = anonymeter.singling_out(rows.made, **sides, rng=generator(3, "anonymeter"))
     assert alone is not None and readings["singling out", "risk"]["value"] == alone.risk
     assert readings["singling out", "guesses"]["value"] == alone.guesses
     scores = [
-        domias.scores(records, made=rows.made, reference=rows.reference, spans=rows.spans)
+        domias.domias_scores(records, made=rows.made, reference=rows.reference, spans=rows.spans)
         for records in (rows.members[:15], rows.nonmembers[:15], rows.members[15:], rows.nonmembers[15:])
     ]
     assert readings["DOMIAS", "AUC"]["value"] == judge(**dict(zip(ROLES, scores, strict=True))).auc
@@ -98,7 +98,7 @@ def test_the_rows_are_those_that_generate_writes(
     trials: Storage, tmp_path: Path, name: str, client: int | None
 ) -> None:
     finished = open_finished(trials.folder(name))
-    generate.write(
+    generate.write_samples(
         finished, client, tmp_path / "made", generate.GenerationRequest(num=37, seed=5, numbers="bins"), code={}
     )
     rows = open_rows(finished, client, num=37, seed=5)

@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 import raydiff as rd
 from raydiff.__main__ import leave
 from raydiff.cli import arguments, run, sweep
-from raydiff.cli.options import parse
+from raydiff.cli.options import parse_options
 from raydiff.experiment import overrides as settings, presets as names, trial
 from raydiff.formats.json_files import read_json
 from raydiff.formats.metric_records import Metric
@@ -112,7 +112,7 @@ def test_storage_that_is_full_in_the_middle_of_a_run(tmp_path, tiny, statuses, m
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a file")
 
     monkeypatch.setattr(Checkpoint, "save_server", full)
-    monkeypatch.setattr(trial, "cut_short", full)
+    monkeypatch.setattr(trial, "end_unfinished", full)
     with pytest.raises(ValueError, match=r"^the storage folder \S+/s cannot be written: No space left on device$"):
         rd.run(settings.override(tiny, {"evaluation": None, "runtime.storage": str(tmp_path)}), name="s")
     assert statuses() == ["KILLED"] * 2
@@ -122,7 +122,9 @@ def test_an_interrupt_while_the_report_is_made_is_said_and_leaves_no_run_running
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    base = trial.resolve(settings.override(tiny, {"evaluation": None, "runtime.storage": str(tmp_path)}), b"0" * 32)
+    base = trial.resolve_on_data(
+        settings.override(tiny, {"evaluation": None, "runtime.storage": str(tmp_path)}), b"0" * 32
+    )
     plan = Planned(
         preset="x",
         folder=tmp_path / "sweeps" / "s",
@@ -176,7 +178,7 @@ def test_keyword_arguments_are_json_or_text():
 def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
     at = tmp_path / "sweeps" / "mine"
     same = {
-        "trials": [trial.resolve(names.PRESETS["digits"]().experiment)],
+        "trials": [trial.resolve_on_data(names.PRESETS["digits"]().experiment)],
         "search": SEARCH,
         "secret": SECRET,
         "data": "digits",
@@ -193,7 +195,10 @@ def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
     with pytest.raises(ValueError, match="another space: 0 trials are new and 1 are gone"):
         sweep_folder.describe_sweep(at, **{**same, "trials": []}, resume=True)
 
-    grown = {**same, "trials": [*same["trials"], trial.resolve(settings.override(same["trials"][0], {"seed": 7}))]}
+    grown = {
+        **same,
+        "trials": [*same["trials"], trial.resolve_on_data(settings.override(same["trials"][0], {"seed": 7}))],
+    }
     with pytest.raises(ValueError, match=r"1 trials are new and 0 are gone .*: --extend adds trials"):
         sweep_folder.describe_sweep(at, **grown, resume=True)
     extended = sweep_folder.describe_sweep(at, **grown, resume=True, extend=True)
@@ -288,10 +293,10 @@ def test_the_sweeps_of_a_storage_that_is_open_to_others_are_closed(tmp_path):
 
 def test_a_secret_of_the_environment_reaches_the_experiment(monkeypatch):
     monkeypatch.setenv("RAYDIFF_NOISE_SECRET", "ab" * 16)
-    planned = sweep.planned(
+    planned = sweep.plan_request(
         "digits",
         names.PRESETS["digits"](),
-        parse(sweep.SweepOptions, ["--grid", "seed=0"], None),
+        parse_options(sweep.SweepOptions, ["--grid", "seed=0"], None),
         [],
     )
     assert {e.runtime.noise_secret for e in (planned.base, *planned.trials)} == {"ab" * 16}

@@ -46,7 +46,7 @@ def test_it_lists_who_spent_what_and_what_is_left(storage: Path, capsys: pytest.
 
 def test_what_is_left_can_be_spent_and_no_more(tiny: Experiment, storage: Path) -> None:
     book = spending.budget_log_of(storage / "sweeps" / "x" / "trials" / "y", tiny.data)
-    left = float(budget.lines(book)[-1].partition("at epsilon ")[2].partition(",")[0])
+    left = float(budget.budget_lines(book)[-1].partition("at epsilon ")[2].partition(",")[0])
     records = spending.verified(book)[1:]
     charges = [privacy.events_from_json(r["events"]) for r in records]
 

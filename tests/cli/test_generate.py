@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raydiff.cli import generate
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import Data, load_dataset
 from raydiff.runtime import sweep_folder
 from raydiff.tracking import mlflow_models
 
@@ -59,7 +59,7 @@ def test_killed_and_called_again_it_gives_the_same_files(
     output, _ = (again := start(storage, cut)).communicate()
     assert again.returncode == 0 and not output.startswith("0 of "), output
     assert files(cut) == files(whole)
-    rows = load(Data(name=str(cut), test=0, public=0, validation=0, calibration=0)).splits["train"]
+    rows = load_dataset(Data(name=str(cut), test=0, public=0, validation=0, calibration=0)).splits["train"]
     assert len(rows) == 1000 * PARTS
 
 

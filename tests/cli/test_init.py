@@ -18,7 +18,7 @@ from raydiff.cli import init
 from raydiff.data import datasets, pictures
 from raydiff.data.datasets import Data
 from raydiff.experiment import suggested, trial
-from raydiff.experiment.ledgers import planned
+from raydiff.experiment.ledgers import plan_ledger
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.models.networks import MLP
@@ -40,11 +40,11 @@ def test_a_folder_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     study = rd.preset("zoo.toml")
     experiment = study.experiment
     assert experiment.data == Data(name=str(tmp_path / "zoo"), size=4, public=5, validation=4, calibration=2, test=8)
-    public = datasets.load(experiment.data).splits["public"].images
+    public = datasets.load_dataset(experiment.data).splits["public"].images
     assert experiment.method.clip == float(f"{public.flatten(1).norm(dim=1).quantile(0.5):.3g}")
     assert experiment.method.model.network == MLP(width=256, skip=True)
     assert type(experiment.partition).__name__ == "Iid"  # of 40 pictures nobody can be given a minority
-    trial.resolve(experiment)
+    trial.resolve_on_data(experiment)
     text = (tmp_path / "zoo.toml").read_text()
     assert "width = 256  # for the 16 values of a picture" in text and "about 2:00 min" in text
 
@@ -63,12 +63,12 @@ def test_larger_pictures_get_wider_networks_and_more_records_more_steps(tmp_path
         assert ("colours and outlines" in file.read_text()) == (size == 64)
     wide = (512, 1322, 2647, 1e-3)
     assert settings == [(256, 1322, 2000, 2e-3), (384, 1322, 2647, 1e-3), wide, wide]
-    few = suggested.for_pictures(datasets.load(Data(train=40)), clients=2, gpu=False).values
+    few = suggested.for_pictures(datasets.load_dataset(Data(train=40)), clients=2, gpu=False).values
     assert [few[f"method.{who}.steps"] for who in ("local", "server")] == [100, 125]  # A client's 20 would need 62.
 
 
 def test_on_a_gpu_pictures_get_a_unet_that_fits_them() -> None:
-    dataset = datasets.load(Data(size=14))  # it can be halved once
+    dataset = datasets.load_dataset(Data(size=14))  # it can be halved once
     values = suggested.for_pictures(dataset, clients=2, gpu=True).values
     expected = {"method.model.network.kind": "unet", "method.model.network.widths": [64, 128]}
     expected |= {f"method.{who}.learning_rate": 2e-4 for who in ("local", "server")}
@@ -117,26 +117,26 @@ def test_a_table(tmp_path: Path) -> None:
     assert ", 2 classes: no, yes\n" in file.read_text()
     experiment = rd.preset(str(file)).experiment
     assert isinstance(experiment.method, LocalOnly) and experiment.data.labels == ("left",)
-    assert len(datasets.load(experiment.data).splits["train"]) == 94
+    assert len(datasets.load_dataset(experiment.data).splits["train"]) == 94
     assert experiment.method.local.steps == 400  # 100 epochs of 94 rows in batches of 30
-    trial.resolve(experiment)
+    trial.resolve_on_data(experiment)
 
 
 def test_no_private_picture_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, texts = datasets.load, []
+    load, texts = datasets.load_dataset, []
     for name in ("one", "other"):
         file = tmp_path / name / "f.toml"
         file.parent.mkdir()
         assert init.main(["digits", "--out", str(file)]) == 0
         texts.append(file.read_text().replace(str(file), ""))
-        monkeypatch.setattr(datasets, "load", lambda config: with_other_private_pictures(load(config)))
+        monkeypatch.setattr(datasets, "load_dataset", lambda config: with_other_private_pictures(load(config)))
     assert texts[0] == texts[1]
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasets, "load", lambda config: pytest.fail("the data were read"))
+    monkeypatch.setattr(datasets, "load_dataset", lambda config: pytest.fail("the data were read"))
     (tmp_path / "old.toml").touch()
     for out, why in (("old.toml", "exists already: remove it"), ("gone/f.toml", "its folder is missing")):
         with pytest.raises(ValueError, match=why):
@@ -237,8 +237,8 @@ def test_rows_that_are_to_be_released_come_from_a_private_method(
     assert "next: raydiff generate people --source global --labels public --num 94" in output
     assert "28 of 200) are declared public, and nothing protects them: --data.public N makes them fewer" in output
     assert type(experiment.method).__name__.lower() == method and experiment.method.epsilon == 2.0
-    odometer = PrivacyOdometer(planned(trial.resolve(experiment)))
-    server, _ = trial.guarantees(odometer, experiment)
+    odometer = PrivacyOdometer(plan_ledger(trial.resolve_on_data(experiment)))
+    server, _ = trial.state_guarantees(odometer, experiment)
     assert 1.9 < server.epsilon <= 2.0 and server.relation == "replace_one"
 
 

@@ -38,7 +38,7 @@ def test_rejected_clients_are_named_below_their_round(tmp_path: Path) -> None:
         JsonLines(LocalFolder(tmp_path), "metrics.jsonl").log(number, {"metrics": records({"loss": 0.5})})
     reasons = {"client 3": "it is not finite", "client 10": "it is too long"}
     JsonLines(LocalFolder(tmp_path), "rejected.jsonl").log(0, reasons)
-    shown = [line.partition("round ")[2] or line for line in list(logs.lines(tmp_path))[1:-1]]
+    shown = [line.partition("round ")[2] or line for line in list(logs.log_lines(tmp_path))[1:-1]]
     said = ["  rejected client 3: it is not finite", "  rejected client 10: it is too long"]
     assert shown == ["1: loss 0.5", *said, "2: loss 0.5"]
 
@@ -56,13 +56,13 @@ def test_following_shows_each_round_once_and_ends_with_the_trial(
             trial.end(tmp_path, "stopped", reason="scheduler")
 
     monkeypatch.setattr(time, "sleep", trial_goes_on)
-    shown = list(logs.lines(tmp_path, follow=True))
+    shown = list(logs.log_lines(tmp_path, follow=True))
     assert [line.partition("round ")[2] for line in shown[1:-1]] == ["1: loss 0.5", "2: loss 0.25", "3: loss 0.25"]
     assert shown[-1] == "stopped: scheduler" and slept == [logs.PERIOD_S] * 2
 
 
 def test_a_trial_ends_with_its_outcome_and_traceback(tmp_path: Path) -> None:
-    assert list(logs.lines(tmp_path))[-1].startswith("no outcome yet")
+    assert list(logs.log_lines(tmp_path))[-1].startswith("no outcome yet")
     trial.end(tmp_path, "failed", reason="no room")
     (tmp_path / "error.txt").write_text("Traceback\nMemoryError\n")
-    assert list(logs.lines(tmp_path))[1:] == ["failed: no room", "Traceback\nMemoryError"]
+    assert list(logs.log_lines(tmp_path))[1:] == ["failed: no room", "Traceback\nMemoryError"]

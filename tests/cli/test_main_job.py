@@ -31,7 +31,7 @@ def test_the_numbers_without_noise_come_out_again(method: str, tmp_path: Path) -
         and getattr(e.method, "epsilon", None) is None
     ]
     this = trial.open_trial(override(experiment, {"runtime.pool": "local"}), tmp_path)
-    *_, final = trial.run(this, trial.local_executor(this))
+    *_, final = trial.run_trial(this, trial.local_executor(this))
     table = pd.read_csv(TABLE)
     at = (table["method"] == method) & (table["clients"] == 4) & (table["schedule"] == "linear")
     (row,) = table[at & ~table["method.epsilon"].isin(["10.0", "50.0", "200.0"])].to_dict("records")

@@ -11,7 +11,7 @@ from commands import MODULES, parsed
 import raydiff as rd
 from raydiff.__main__ import COMMANDS
 from raydiff.cli import ls, rm
-from raydiff.cli.options import parse
+from raydiff.cli.options import parse_options
 from raydiff.cli.report import FinishedSweepOptions
 from raydiff.experiment.overrides import override
 from raydiff.formats.json_files import trial_folders
@@ -80,7 +80,7 @@ def test_all_names_of_a_run_and_of_a_sweep(storage: Path, monkeypatch: pytest.Mo
         assert rd.open(str(name), storage=storage) == rd.Sweep(two)
         with pytest.raises(ValueError, match=r"^two may be two/.*: say which, as SWEEP/DIGEST$"):
             sweep_folder.trial_named(str(name), storage)
-    options = parse(FinishedSweepOptions, [first.name, "--storage", str(storage)], "")
+    options = parse_options(FinishedSweepOptions, [first.name, "--storage", str(storage)], "")
     assert options.folder == two
     for look_up in (functools.partial(rd.open, storage=storage), lambda n: sweep_folder.sweep_named(n, storage)):
         with pytest.raises(

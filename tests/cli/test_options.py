@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from raydiff.__main__ import COMMANDS
-from raydiff.cli.options import parse, parse_known, positional
+from raydiff.cli.options import parse_command, parse_options, positional
 from raydiff.experiment.config import Experiment
 
 MODULES = {
@@ -65,16 +65,16 @@ class Sample:
     ],
 )
 def test_words_become_values_of_the_fields_types(line: str, changes: dict[str, Any]) -> None:
-    assert parse(Sample, line.split(), None) == Sample(run="it", **changes)
+    assert parse_options(Sample, line.split(), None) == Sample(run="it", **changes)
 
 
 def test_a_path_is_absolute_and_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
-    assert parse(Sample, ["it", "a/b"], None).other == tmp_path / "a" / "b"
-    assert parse(Sample, ["it", "~/b"], None).other == Path("/home/me/b")
+    assert parse_options(Sample, ["it", "a/b"], None).other == tmp_path / "a" / "b"
+    assert parse_options(Sample, ["it", "~/b"], None).other == Path("/home/me/b")
     with pytest.raises(ValueError, match=r"^OTHER must be a path on this machine or none, got 's3://a/b'"):
-        parse(Sample, ["it", "s3://a/b"], None)
+        parse_options(Sample, ["it", "s3://a/b"], None)
 
 
 @pytest.mark.parametrize(
@@ -94,16 +94,16 @@ def test_a_path_is_absolute_and_of_this_machine(monkeypatch: pytest.MonkeyPatch,
 )
 def test_what_cannot_be_is_one_sentence(line: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        parse(Sample, line.split(), None)
+        parse_options(Sample, line.split(), None)
 
 
 def test_other_options_are_left_for_the_fields() -> None:
     line = "it --method fedavg --num 4 --method.model.network.widths 8 16 --seed=3"
-    options, rest = parse_known(Sample, line.split(), None, Experiment())
+    options, rest = parse_command(Sample, line.split(), None, Experiment())
     assert options == Sample(run="it", num=4)
     assert rest == [("method", ["fedavg"]), ("method.model.network.widths", ["8", "16"]), ("seed", ["3"])]
     with pytest.raises(ValueError, match=r"^unknown option --nun; did you mean --num"):
-        parse_known(Sample, ["it", "--nun", "3"], None, Experiment())
+        parse_command(Sample, ["it", "--nun", "3"], None, Experiment())
 
 
 # --- every command ---

@@ -186,7 +186,7 @@ def test_metrics_whose_names_look_like_roles_are_shown_as_they_are(package: Path
     names = ("all", "named:percent_real", "named:my_low")
     evaluation = replace(tiny.evaluation, attacks=None, metrics=names, clients=1, samplers=False)
     opened = trial.open_trial(replace(tiny, evaluation=evaluation), tmp_path / "s")
-    list(trial.run(opened, trial.local_executor(opened)))
+    list(trial.run_trial(opened, trial.local_executor(opened)))
     expected = {"percent_real": 40.0, "my_low/real": 1.0, "my_low/x_floor": 2.0}
     outcome = opened.outcome()
     assert outcome is not None

@@ -33,7 +33,7 @@ def test_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: N
     output = call(capsys, "digits", "--runtime.storage", tmp_path, "--clients", 3, "--partition", "iid")
     assert "digits: scikit-learn's digits\npictures: 8 x 8 L, values on [-1, 1]\n" in output
     assert "splits: train 847, public 250, validation 200, calibration 100, test 400" in output
-    public = datasets.load(Data()).splits["public"]
+    public = datasets.load_dataset(Data()).splits["public"]
     pixels = torch.from_numpy(load_digits().images[public.numbers.numpy()]) / 8 - 1
     norms = pixels.flatten(1).norm(dim=1)
     assert f"suggested clip: {norms.median():.2f}, the median norm of the 250 public pictures" in output
@@ -49,7 +49,7 @@ def test_around_a_center_the_clip_is_that_of_the_differences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None
 ) -> None:
     output = call(capsys, "digits", "--method.center", "public", "--method.clip", "4.3", "--out", tmp_path)
-    images = datasets.load(Data()).splits["public"].images
+    images = datasets.load_dataset(Data()).splits["public"].images
     norms = (images - images.mean(0)).flatten(1).norm(dim=1)
     assert f"suggested clip: {norms.quantile(0.5):.2f}, the median norm of the 250 public pictures\n" in output
     assert f"clip 4.3 clips {(norms > 4.3).double().mean():.1%} of the public pictures" in output
@@ -76,11 +76,11 @@ def test_without_a_public_split_nothing_is_measured(
 
 def test_no_private_picture_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Other private pictures change nothing: neither a word nor a pixel."""
-    output, dataset = [], datasets.load(Data())
+    output, dataset = [], datasets.load_dataset(Data())
     for _ in range(2):
         out = tmp_path / str(len(output))
         output.append(call(capsys, "--out", out).replace(str(out), ""))
-        monkeypatch.setattr(datasets, "load", lambda config: with_other_private_pictures(dataset))
+        monkeypatch.setattr(datasets, "load_dataset", lambda config: with_other_private_pictures(dataset))
     assert output[0] == output[1]
     for path in (tmp_path / "0").iterdir():
         assert path.read_bytes() == (tmp_path / "1" / path.name).read_bytes(), path.name
@@ -107,7 +107,7 @@ def test_a_table_has_columns_in_place_of_pictures(
     output = call(capsys, people, "--data.labels", "y", "--out", out)
     assert "a table\nsplits: train 141, public 42, validation 33, calibration 18, test 66" in output
     data = Data(name=str(people), labels=("y",), train=None, public=42, validation=33, calibration=18, test=66)
-    ages = pd.read_csv(people)["age"].iloc[datasets.load(data).splits["public"].numbers]
+    ages = pd.read_csv(people)["age"].iloc[datasets.load_dataset(data).splits["public"].numbers]
     assert re.search(r"columns, what each was taken for, and the 42 public rows by category:\n  age ", output)
     edge, count = (int(x) for x in re.search(r"< (\d+): (\d+), ", output).groups())  # type: ignore[union-attr]
     assert (ages < edge).sum() == count
@@ -124,7 +124,7 @@ def test_no_private_cell_is_counted(people: Path, capsys: pytest.CaptureFixture[
     arguments = (people, "--data.labels", "y", "--partition", partition)
     before, table = call(capsys, *arguments), pd.read_csv(people)
     data = Data(name=str(people), labels=("y",), train=None, public=42, validation=33, calibration=18, test=66)
-    private = ~table.index.isin(datasets.load(data).splits["public"].numbers.tolist())
+    private = ~table.index.isin(datasets.load_dataset(data).splits["public"].numbers.tolist())
     for column, cell in {"age": 10**6, "town": "Rome", "y": "c"}.items():
         table.loc[private, column] = cell
     table.to_csv(people, index=False)

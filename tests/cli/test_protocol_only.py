@@ -11,7 +11,7 @@ from cases import slow_but
 
 from raydiff.cli import run
 from raydiff.experiment import config, trial
-from raydiff.formats.json_files import KEYED, flatten, read_json, read_lines
+from raydiff.formats.json_files import KEYED, flatten_tree, read_json, read_lines
 from raydiff.formats.metric_records import columns, read_metrics
 from raydiff.tracking import mlflow_store, mlflow_writer
 
@@ -58,7 +58,7 @@ def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatc
     assert METRICS >= set(child.data.metrics) >= {"bytes_sent", "seconds"} and not parent.data.metrics
     assert set(parent.data.tags) | set(child.data.tags) <= TAGS
     assert child.data.tags["raydiff.sampler"].startswith("not logged: ")
-    assert set(child.data.params) == set(flatten(read_json(folder / "config.json")))
+    assert set(child.data.params) == set(flatten_tree(read_json(folder / "config.json")))
     assert not parent.data.params and list(artifacts(client, parent)) == []
     assert list(artifacts(client, child)) == ["final.json", "ledger.json"]
     table = json.loads(Path(client.download_artifacts(child.info.run_id, "final.json", str(tmp_path))).read_text())
@@ -68,7 +68,7 @@ def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatc
         note.startswith("1 of 1 trials finished; one seed: differences may be chance. None has a measure")
         and note.count("\n\n") == 1
     )
-    tree = config.read(folder / "config.json")
+    tree = config.read_config(folder / "config.json")
     for received_data in (i.dataset for r in (parent, child) for i in r.inputs.dataset_inputs):
         assert (received_data.name, received_data.digest) == ("digits", tree.data_digest.removeprefix(KEYED)[:16])
 
@@ -87,7 +87,7 @@ def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatc
 def test_a_client_keeps_its_metrics_itself(copied: Any) -> None:
     """Where they are made, not where they would be written."""
     folder = copied.folder("fedavg")
-    opened = trial.Trial(config.read(folder / "config.json"), copied.sweeps / "fedavg")
+    opened = trial.Trial(config.read_config(folder / "config.json"), copied.sweeps / "fedavg")
     assert opened.experiment.evaluation is None
     (client,) = trial.make_clients(opened, [0])
     client.store = None

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 def test_what_the_end_composes_is_what_the_report_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = composed_guarantee(folder)
     assert printed.startswith("all 2 trials composed: epsilon 6.58 ")  # mu = sqrt(2); 4.38 for each
-    after_sweep.write(folder, composed_guarantee)
+    after_sweep.print_report(folder, composed_guarantee)
     assert f"report: {folder / 'report' / 'report.html'}" in capsys.readouterr().out
     page = (folder / "report" / "report.html").read_text()
     assert printed.splitlines()[0] in page and "leaves out" not in page
@@ -48,7 +48,7 @@ def test_a_line_cut_short_is_named_and_costs_neither_table_nor_report(
 ) -> None:
     path = folder / "trials" / "0" / "metrics.jsonl"
     path.write_text('{"step": 0, "ti\n{"step": 0, "time": 17.0, "metrics": []}\n')
-    after_sweep.write(folder, composed_guarantee)
+    after_sweep.print_report(folder, composed_guarantee)
     output = capsys.readouterr().out
     assert f"line 1 of {path} " in output and "no table" not in output and "no report" not in output
     assert str(path) in (folder / "report" / "report.html").read_text()
@@ -123,6 +123,6 @@ def test_a_report_that_fails_is_one_line(
     def fails(*_: object) -> None:
         raise RuntimeError("no room")
 
-    monkeypatch.setattr(report, "write", fails)
-    after_sweep.write(folder, composed_guarantee)
+    monkeypatch.setattr(report, "write_page", fails)
+    after_sweep.print_report(folder, composed_guarantee)
     assert "no report: RuntimeError: no room\n" in capsys.readouterr().out

@@ -75,14 +75,14 @@ def test_the_better_rate_is_chosen_on_the_validation_split_and_the_preset_has_it
 ) -> None:
     """No record of the test split is read, for it has none that could be."""
     (tmp_path / "mlflow.db").write_bytes(migrated.read_bytes())
-    load = datasets.load
+    load = datasets.load_dataset
 
     def without_test(config: datasets.Data) -> datasets.Dataset:
         dataset = load(config)
         unreadable = replace(dataset.splits["test"], images=torch.full_like(dataset.splits["test"].images, torch.nan))
         return replace(dataset, splits={**dataset.splits, "test": unreadable})
 
-    monkeypatch.setattr(datasets, "load", without_test)
+    monkeypatch.setattr(datasets, "load_dataset", without_test)
     words = ["tune", "small", "--trials", 2, "--seeds", "10,11", "--name", "t", "--out", preset]
     words += ["--runtime.storage", tmp_path, "--method.local.batch", 16]
     code, out, _ = command(*words)
@@ -122,7 +122,7 @@ def test_the_sweep_and_its_report_say_what_was_chosen(
     _, out, _ = command("sweep", "small", "--name", "s", *quick)
     lines = ["FedAvg: local.learning_rate 0.01", "FedProx: local.learning_rate 0.01, mu 0.01"]
     assert [line for line in out.splitlines() if line.startswith("tuned: ")] == [f"tuned: {line}" for line in lines]
-    report = page.write(tmp_path / "report", open_sweep(tmp_path / "sweeps" / "s")).read_text()
+    report = page.write_page(tmp_path / "report", open_sweep(tmp_path / "sweeps" / "s")).read_text()
     assert all(line in report for line in lines)
     more = ["--no-baselines", f"--{RATE}", 0.5]
     assert "tuned: " not in command("sweep", "small", "--name", "given", *more, *quick)[1]
@@ -164,7 +164,7 @@ def test_a_setting_without_one_of_its_trials_has_no_mean(tmp_path: Path) -> None
         at = tmp_path / "trials" / experiment.digest
         at.mkdir(parents=True)
         (at / "outcome.json").write_text(json.dumps(ended))
-    rows = tuning.table(of, every, tmp_path, "m").set_index(["method", "setting"])
+    rows = tuning.tabulate_trials(of, every, tmp_path, "m").set_index(["method", "setting"])
     assert rows.loc[("FedAvg", 0), "mean"].isna().all() and rows.loc[("FedAvg", 0), "m"].notna().sum() == 1
     assert rows.loc[("FedProx", 0), "mean"].tolist() == [2.5] * 2  # the trials 2 and 3
 

@@ -242,15 +242,15 @@ def test_kuberay_s_own_schema_takes_it_and_sees_a_typo(name: str) -> None:
 
 def test_the_jobs_entrypoint_is_a_command_that_the_sweep_takes() -> None:
     from raydiff.cli import arguments as command, sweep
-    from raydiff.cli.options import parse_known
+    from raydiff.cli.options import parse_command
     from raydiff.experiment import overrides as settings
 
     python, script, *arguments = documents("ray-job.sweep.yaml")[0]["spec"]["entrypoint"].split()
     assert python == "python" and (ROOT / script.removeprefix("/home/ray/raydiff/")).exists()
     assert "--resume" in arguments  # a retry is a new cluster
-    _, study, rest = command.preset(arguments)
-    options, overrides = parse_known(sweep.SweepOptions, rest, None, study.experiment)
-    storage = settings.override(study.experiment, settings.typed(study.experiment, overrides)).runtime.storage
+    _, study, rest = command.split_preset(arguments)
+    options, overrides = parse_command(sweep.SweepOptions, rest, None, study.experiment)
+    storage = settings.override(study.experiment, settings.parse_fields(study.experiment, overrides)).runtime.storage
     mounts = [m["mountPath"] for k, v in walk(documents("ray-job.sweep.yaml")[0]) if k == "volumeMounts" for m in v]
     assert options.name and len(mounts) == 2 and all(storage.startswith(m + "/") for m in mounts)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from sets import message, pictures, png
 
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import Data, load_dataset
 from raydiff.data.picture_files import write_parquet
 from raydiff.data.records import label_numbers, label_values
 from raydiff.data.unseen_client import Choice, choose_client
@@ -59,7 +59,9 @@ def test_a_class_is_what_a_record_has(
     tmp_path: Path, labels: list[Any], stored: pa.DataType | None, names: Sequence[str]
 ) -> None:
     held = [labels[i % len(labels)] for i in range(60)]
-    data = load(Data(name=str(write(tmp_path / "set" / "x.parquet", pa.array(held, stored), names=names)), **SIZES))
+    data = load_dataset(
+        Data(name=str(write(tmp_path / "set" / "x.parquet", pa.array(held, stored), names=names)), **SIZES)
+    )
     spelled = [names[v] if names else str(v).lower() if isinstance(v, bool) else str(v) for v in labels]
     assert sorted(data.label_names[0]) == sorted(spelled)
     for records in data.splits.values():
@@ -87,7 +89,7 @@ def test_test_rows_of_a_class_without_other_rows_are_left_out(
 ) -> None:
     write(tmp_path / "set" / "test.parquet", test, names=names, first=100)
     folder = write(tmp_path / "set" / "train.parquet", train * 30, names=names)
-    data = load(Data(name=str(folder), **SIZES))
+    data = load_dataset(Data(name=str(folder), **SIZES))
     assert len(data.label_names[0]) == 2 and len(data.splits["test"]) == 10
     assert data.notes == ("test rows left out: those whose label no other row has",)
     kept = [label in train for label in test]
@@ -98,15 +100,17 @@ def test_a_class_of_private_records_alone_is_refused_if_names_were_left_out(tmp_
     """Which of the names have records must not depend on a private one; where all have, they are as declared."""
     folder = write(tmp_path / "set" / "x.parquet", [0, 1] * 30, names=ANIMALS)
     config = Data(name=str(folder), **SIZES)
-    data = load(config)
+    data = load_dataset(config)
     assert data.label_names == (("ant", "bee"),)
     private = int(data.splits["train"].numbers[0])
     write(tmp_path / "other" / "x.parquet", [3 if i == private else i % 2 for i in range(60)], names=ANIMALS)
     other = replace(config, name=str(tmp_path / "other"))
     assert message(other).startswith("none of the 24 public records has the label 'doe' of 1 parquet file")
-    assert load(replace(other, fitted_on="all")).private_fit == "the classes, taken from all records"
+    assert load_dataset(replace(other, fitted_on="all")).private_fit == "the classes, taken from all records"
     held = [0 if i == 0 else 1 for i in range(60)]
-    assert load(replace(config, name=str(write(tmp_path / "all" / "x.parquet", held, names=ANIMALS[:2])))).label_names
+    assert load_dataset(
+        replace(config, name=str(write(tmp_path / "all" / "x.parquet", held, names=ANIMALS[:2])))
+    ).label_names
 
 
 def test_conditions_and_superclasses_are_those_of_records(tmp_path: Path) -> None:
@@ -115,8 +119,11 @@ def test_conditions_and_superclasses_are_those_of_records(tmp_path: Path) -> Non
     hues = ["red" if i < 30 else "blue" for i in range(63)] + ["green"]
     folder = write(tmp_path / "set" / "x.parquet", digits, hue=hues)
     config = Data(name=str(folder), labels=("label", "hue"), fitted_on="all", **SIZES)
-    assert load(config).label_names == (("1", "2", "3", "4", "5", "6", "7", "8", "77"), ("blue", "green", "red"))
-    data = load(replace(config, superclasses="pairs"))
+    assert load_dataset(config).label_names == (
+        ("1", "2", "3", "4", "5", "6", "7", "8", "77"),
+        ("blue", "green", "red"),
+    )
+    data = load_dataset(replace(config, superclasses="pairs"))
     assert data.label_names == (("0/1", "2/3", "4/5", "6/7", "8/9"), ("blue", "red"))
     assert data.base_names == tuple("12345678")
     for records in data.splits.values():
@@ -128,7 +135,7 @@ def test_conditions_and_superclasses_are_those_of_records(tmp_path: Path) -> Non
 def test_a_class_without_training_records_is_neither_counted_nor_drawn(tmp_path: Path) -> None:
     """None of the class 3 is left by a cut. Where labels are private, every class of a public record is drawn."""
     config = Data(name=str(write(tmp_path / "set" / "x.parquet", [1, 2] * 28 + [3] * 4)), fitted_on="all", **SIZES)
-    data = load(replace(config, train=5))
+    data = load_dataset(replace(config, train=5))
     counts = data.splits["train"].labels[:, 0].bincount(minlength=3)
     assert int(counts[2]) == 0 and len(data.label_names[0]) == 3
     assert f"a class has {int(counts[:2].min())} training" in suggested.suggested(data, clients=2).why["partition.kind"]
@@ -162,14 +169,14 @@ def test_generated_labels_are_those_of_records(tmp_path: Path, names: tuple[str,
     pixels = torch.from_numpy(pictures(60))[..., None]
     write_parquet(tmp_path / "x.parquet", pixels, labels, names={"label": names}, about={"privacy": "none"})
     assert pq.read_table(tmp_path / "x.parquet")["label"].to_pylist() == numbers * 20
-    data = load(Data(name=str(tmp_path), **SIZES))
+    data = load_dataset(Data(name=str(tmp_path), **SIZES))
     assert data.label_names == (names,)
     assert all(torch.equal(r.labels, labels[r.numbers]) for r in data.splits.values())
 
 
 def test_a_new_client_names_its_classes(tmp_path: Path) -> None:
     config = Data(name=str(write(tmp_path / "set" / "x.parquet", [1, 2, 3] * 30)), **SIZES | {"train": 20, "test": 30})
-    data = load(config)
+    data = load_dataset(config)
     client = choose_client(Choice(classes=("1",)), config, data, usual=4)
     assert {data.label_names[0][v] for v in client.records.labels[:, 0].tolist()} == {"1"}
     with pytest.raises(ValueError, match="no class '0'; they have 1, 2, 3"):
@@ -181,6 +188,6 @@ def test_without_public_records_declared_names_are_taken_as_they_are(tmp_path: P
     """Private records could only tell which of them have any; and rows without a label are left out nevertheless."""
     write(tmp_path / "set" / "test.parquet", [0, -1] * 10, names=ANIMALS, first=100)
     config = Data(name=str(write(tmp_path / "set" / "train.parquet", [0, 2] * 30, names=ANIMALS)), **SIZES)
-    data = load(replace(config, public=0))
+    data = load_dataset(replace(config, public=0))
     assert (data.label_names, data.fitted_columns) == ((ANIMALS,), ())
     assert len(data.splits["test"]) == 10 and not data.splits["test"].labels.any()

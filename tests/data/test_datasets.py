@@ -12,26 +12,26 @@ import pytest
 import torch
 from sets import FEW, assert_cut, grey_set, message, pictures, png, write
 
-from raydiff.data.datasets import SPLITS, Data, load
+from raydiff.data.datasets import SPLITS, Data, load_dataset
 
 DIGITS = "0fe42d79a86fd82ce17acffc59998121a24224d25ac3bdb5bf151c85400a7394"
 
 
 def test_digits_are_what_they_were() -> None:
-    data = load(Data())
+    data = load_dataset(Data())
     assert data.digest == DIGITS
     assert (data.name, data.shape, data.cardinalities) == ("digits", (1, 8, 8), (10,))
     assert {split: len(r) for split, r in data.splits.items()} == {
         "train": 847, "public": 250, "validation": 200, "calibration": 100, "test": 400,
     }  # fmt: skip
-    capped = load(Data(train=100))  # A prefix; no other split moves.
+    capped = load_dataset(Data(train=100))  # A prefix; no other split moves.
     for split in SPLITS:
         kept = 100 if split == "train" else len(data.splits[split])
         assert torch.equal(capped.splits[split].numbers, data.splits[split].numbers[:kept])
 
 
 def test_rows_come_with_their_own_pixels_and_labels(tmp_path: Path) -> None:
-    data = load(Data(name=str(grey_set(tmp_path / "set")), **FEW))
+    data = load_dataset(Data(name=str(grey_set(tmp_path / "set")), **FEW))
     source = torch.from_numpy(pictures(60)).float().unsqueeze(1) / 127.5 - 1
     labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2, 2] * 6)
     for records in data.splits.values():
@@ -45,7 +45,7 @@ def test_classes_that_nobody_names_are_those_of_public_records(tmp_path: Path) -
     """That there is a class must not be known from one private record: it is refused, or has its event."""
     encoded, labels = [png(p) for p in pictures(30)], [0, 1] * 15
     write(tmp_path / "few" / "x.parquet", encoded, labels)
-    public = load(Data(name=str(tmp_path / "few"), **FEW)).splits["public"].numbers.tolist()
+    public = load_dataset(Data(name=str(tmp_path / "few"), **FEW)).splits["public"].numbers.tolist()
     labels[next(row for row in range(30) if row not in public)] = 2
     write(tmp_path / "numbered" / "x.parquet", encoded, labels)
     write(tmp_path / "named" / "x.parquet", encoded, labels, names=["ant", "bee", "hiv"])
@@ -53,11 +53,11 @@ def test_classes_that_nobody_names_are_those_of_public_records(tmp_path: Path) -
     output = message(config)
     assert output.startswith("none of the 6 public records has the label '2' of 1 parquet file")
     assert "raise data.public" in output and "data.fitted_on" in output
-    everybody = load(replace(config, fitted_on="all"))
+    everybody = load_dataset(replace(config, fitted_on="all"))
     assert (everybody.fitted_columns, everybody.private_fit) == (("label",), "the classes, taken from all records")
-    named = load(replace(config, name=str(tmp_path / "named")))
+    named = load_dataset(replace(config, name=str(tmp_path / "named")))
     assert (named.fitted_columns, named.private_fit, named.label_names) == ((), "", (("ant", "bee", "hiv"),))
-    few = load(replace(config, name=str(tmp_path / "few")))
+    few = load_dataset(replace(config, name=str(tmp_path / "few")))
     assert (few.fitted_columns, few.private_fit, few.label_names) == (("label",), "", (("0", "1"),))
 
 
@@ -67,7 +67,7 @@ def test_the_public_rows_of_a_table_are_drawn_without_a_look_at_it(tmp_path: Pat
     sets = []
     for name, pays in (("a", frame["pays"]), ("b", frame["pays"].replace("yes", "no").where(frame.index > 5, "yes"))):
         frame.assign(pays=pays).to_csv(tmp_path / f"{name}.csv", index=False)
-        sets.append(load(Data(name=str(tmp_path / f"{name}.csv"), labels=("pays",), **FEW | {"public": 30})))
+        sets.append(load_dataset(Data(name=str(tmp_path / f"{name}.csv"), labels=("pays",), **FEW | {"public": 30})))
     one, other = (data.splits for data in sets)
     assert torch.equal(one["public"].numbers, other["public"].numbers)
     numbers = torch.cat([records.numbers for records in one.values()])
@@ -76,7 +76,7 @@ def test_the_public_rows_of_a_table_are_drawn_without_a_look_at_it(tmp_path: Pat
 
 
 def test_test_rows_are_the_sources_own(tmp_path: Path) -> None:
-    splits = load(Data(name=str(grey_set(tmp_path / "set")), **FEW)).splits
+    splits = load_dataset(Data(name=str(grey_set(tmp_path / "set")), **FEW)).splits
     assert all((split == "test") == bool((r.numbers >= 40).all()) for split, r in splits.items())
     assert (len(splits["test"]), len(splits["train"])) == (9, 40 - 6 - 6 - 3)
 
@@ -85,7 +85,7 @@ def test_colour_raw_bytes_and_other_column_names(tmp_path: Path) -> None:
     pixels = pictures(30, shape=(4, 6, 3))
     columns = {"image": "img", "label": "fine_label", "raw": True}
     write(tmp_path / "set" / "x.parquet", [png(p) for p in pixels], [0, 1, 4] * 10, **columns)
-    data = load(Data(name=str(tmp_path / "set"), **FEW))
+    data = load_dataset(Data(name=str(tmp_path / "set"), **FEW))
     train = data.splits["train"]
     assert (data.shape, data.label_names) == ((3, 4, 6), (("0", "1", "4"),))
     expected = torch.from_numpy(pixels).permute(0, 3, 1, 2)[train.numbers].float() / 127.5 - 1
@@ -99,8 +99,8 @@ def test_digest_depends_on_pixels_labels_and_cut(tmp_path: Path) -> None:
     digests = {}
     for name, (pngs, classes) in {"set": (encoded, labels), **sets}.items():
         write(tmp_path / name / "x.parquet", pngs, classes)
-        digests[name] = load(Data(name=name, root=str(tmp_path), **FEW)).digest
-    digests["cut"] = load(Data(name="set", root=str(tmp_path), split_seed=1, **FEW)).digest
+        digests[name] = load_dataset(Data(name=name, root=str(tmp_path), **FEW)).digest
+    digests["cut"] = load_dataset(Data(name="set", root=str(tmp_path), split_seed=1, **FEW)).digest
     assert digests["set"] == digests["same"]
     assert len(set(digests.values())) == len(digests) - 1
 
@@ -117,7 +117,7 @@ def test_digest_depends_on_pixels_labels_and_cut(tmp_path: Path) -> None:
 )
 def test_real_sets(name: str, shape: tuple[int, int, int], classes: int, first: str) -> None:
     sizes: dict[str, Any] = {"train": 160, "public": 40, "validation": 40, "calibration": 40, "test": 80}
-    data = load(Data(name=name, **sizes))
+    data = load_dataset(Data(name=name, **sizes))
     assert (data.shape, data.cardinalities, data.label_names[0][0]) == (shape, (classes,), first)
     assert {split: len(r) for split, r in data.splits.items()} == sizes
     numbers = torch.cat([r.numbers for r in data.splits.values()])
@@ -151,7 +151,7 @@ def test_splits_larger_than_the_data(tmp_path: Path) -> None:
         "there are 1797 rows in 'digits', too few for data.test=1247 + data.public=250 + data.validation=200"
         " + data.calibration=100 + data.train>=1: lower some of these"
     )
-    assert len(load(Data(test=1246)).splits["train"]) == 1
+    assert len(load_dataset(Data(test=1246)).splits["train"]) == 1
     grey_set(tmp_path / "set")
     sizes = FEW | {"test": 21}
     assert "20 test rows in 'set', too few for data.test=21:" in message(Data(name="set", root=str(tmp_path), **sizes))

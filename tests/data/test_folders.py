@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from sets import message, pictures
 
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import Data, load_dataset
 
 FEW: dict[str, Any] = {"train": 2, "public": 4, "validation": 0, "calibration": 0, "test": 4}
 
@@ -30,7 +30,7 @@ def animals(folder: Path, *, first: int = 0, names: tuple[str, ...] = ("ant", "b
 
 
 def test_the_class_is_the_folder(tmp_path: Path) -> None:
-    data = load(Data(name=str(animals(tmp_path / "zoo")), **FEW))
+    data = load_dataset(Data(name=str(animals(tmp_path / "zoo")), **FEW))
     assert (data.label_columns, data.label_names, data.shape) == (("class",), (("ant", "bee"),), (1, 4, 4))
     of_class = torch.from_numpy(np.stack([pictures(6), pictures(6, first=6)], axis=1)).float()
     source = of_class.view(12, 1, 4, 4) / 127.5 - 1  # by the pictures' own names: of each the ant, then the bee
@@ -47,7 +47,7 @@ def test_a_picture_in_another_class_folder_moves_no_other(tmp_path: Path) -> Non
         zoo = tmp_path / f"{moved}"
         for i, pixels in enumerate(pictures(40)):
             save(zoo / ("bee" if i % 2 or (moved and i == 8) else "ant") / f"{i}.png", pixels)
-        data = load(Data(name=str(zoo), public=12, validation=4, calibration=4, test=8))
+        data = load_dataset(Data(name=str(zoo), public=12, validation=4, calibration=4, test=8))
         of_row[moved] = {name: r.images for name, r in data.splits.items()}
         labels = {int(n): int(c) for r in data.splits.values() for n, c in zip(r.numbers, r.labels[:, 0], strict=True)}
         assert sum(labels.values()) == 20 + moved
@@ -58,7 +58,7 @@ def test_train_and_test_folders_are_kept_apart(tmp_path: Path) -> None:
     animals(tmp_path / "zoo" / "train")
     animals(tmp_path / "zoo" / "test", first=50, each=2)
     animals(tmp_path / "zoo" / "val", first=70, each=1)
-    data = load(Data(name=str(tmp_path / "zoo"), **FEW))
+    data = load_dataset(Data(name=str(tmp_path / "zoo"), **FEW))
     assert all((split == "test") == bool((r.numbers >= 12).all()) for split, r in data.splits.items() if len(r))
     assert data.notes == ("files left unread: 2, such as val/ant/0.png",)
 
@@ -70,7 +70,7 @@ def test_any_format_and_what_is_no_picture_is_told(tmp_path: Path) -> None:
     (zoo / "bee" / "notes.txt").write_text("none")
     (zoo / "bee" / ".hidden.png").write_text("none")
     (zoo / "cow").mkdir()
-    data = load(Data(name=str(zoo), colour="grey", fitted_on="all", **FEW | {"train": None}))
+    data = load_dataset(Data(name=str(zoo), colour="grey", fitted_on="all", **FEW | {"train": None}))
     assert data.label_names == (("ant", "bee"),)
     assert sum(len(r) for r in data.splits.values()) == 15
     unread = "files left unread: 1, such as bee/notes.txt"
@@ -84,7 +84,7 @@ def test_size_crops_to_the_central_square_and_averages(tmp_path: Path) -> None:
         save(tmp_path / "zoo" / c / "0.png", np.full((4, 4), 60, np.uint8))
         save(tmp_path / "zoo" / c / "1.png", wide)
     sizes = {"train": None, "public": 0, "validation": 0, "calibration": 0, "test": 1}
-    data = load(Data(name=str(tmp_path / "zoo"), size=1, fitted_on="all", **sizes))
+    data = load_dataset(Data(name=str(tmp_path / "zoo"), size=1, fitted_on="all", **sizes))
     result = {
         int(n): float(v) for r in data.splits.values() for n, v in zip(r.numbers, r.images.flatten(), strict=True)
     }
@@ -98,7 +98,9 @@ def test_notes_tell_nothing_of_any_picture(tmp_path: Path) -> None:
     for name, odd, mode in (("a", (4, 4), None), ("b", (9, 5), None), ("c", (31, 31, 4), "RGBA"), ("d", (4, 4), "P")):
         zoo = animals(tmp_path / name)
         save(zoo / "bee" / "5.png", pictures(1, shape=odd)[0], mode)
-        notes += [load(Data(name=str(zoo), size=4, colour="rgb", fitted_on="all", **FEW | {"train": None})).notes]
+        notes += [
+            load_dataset(Data(name=str(zoo), size=4, colour="rgb", fitted_on="all", **FEW | {"train": None})).notes
+        ]
     assert len(set(notes)) == 1 and notes[0]
 
 
@@ -128,7 +130,7 @@ def test_a_format_that_is_not_allowed_is_not_opened(tmp_path: Path) -> None:
     zoo = animals(tmp_path / "zoo")
     for name in ("4.eps", "5.tga"):
         save(zoo / "bee" / name, np.zeros((4, 4), np.uint8))
-    data = load(Data(name=str(zoo), fitted_on="all", **FEW | {"train": None}))
+    data = load_dataset(Data(name=str(zoo), fitted_on="all", **FEW | {"train": None}))
     assert data.notes == ("files left unread: 2, such as bee/4.eps",)
     (zoo / "bee" / "5.tga").rename(zoo / "bee" / "3.png")
     other = str(zoo.rename(tmp_path / "other"))

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from sets import FEW, grey_set, message
 
 from raydiff.data import hub
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import Data, load_dataset
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +41,8 @@ def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_snapshot_is_read_as_a_folder(snapshot: Path) -> None:
     grey_set(snapshot / "data")
-    data = load(Data(name="hub:some/birds", **FEW))
-    assert data.digest == load(Data(name=str(snapshot / "data"), **FEW)).digest
+    data = load_dataset(Data(name="hub:some/birds", **FEW))
+    assert data.digest == load_dataset(Data(name=str(snapshot / "data"), **FEW)).digest
     assert data.says == f"3 parquet files in {snapshot}/data"
 
 
@@ -51,7 +51,7 @@ def test_several_folders_are_told_apart_by_name(snapshot: Path) -> None:
         grey_set(snapshot / name)
     choices = f"{snapshot}/large or {snapshot}/small"
     assert message(Data(name="hub:some/birds")) == f"{snapshot} has parquet files in several folders: name {choices}"
-    assert load(Data(name="hub:some/birds/small", **FEW)).says == f"3 parquet files in {snapshot}/small"
+    assert load_dataset(Data(name="hub:some/birds/small", **FEW)).says == f"3 parquet files in {snapshot}/small"
     assert "'hub:some/birds/tiny' has no parquet files" in message(Data(name="hub:some/birds/tiny"))
 
 

@@ -13,9 +13,9 @@ import torch
 from sets import FEW, grey_set, message, pictures, png, write
 
 from raydiff.data import parquet, source_registry
-from raydiff.data.datasets import SPLITS, Data, load
+from raydiff.data.datasets import SPLITS, Data, load_dataset
 from raydiff.data.unseen_client import Choice, choose_client
-from raydiff.experiment.config import resolve
+from raydiff.experiment.config import resolve_shapes
 from raydiff.experiment.presets import PRESETS
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
@@ -136,9 +136,9 @@ LAYOUTS: dict[str, tuple[Callable[[Path], Path], int, tuple[str, ...]]] = {
 def test_a_data_set_is_read_wherever_it_lies(name: str, tmp_path: Path) -> None:
     make, own_test, notes = LAYOUTS[name]
     folder = make(tmp_path / "set")
-    data = load(Data(name=str(folder), **FEW))
+    data = load_dataset(Data(name=str(folder), **FEW))
     assert (data.label_names[0][:2], data.notes) == (("ant", "bee"), notes)
-    source = source_registry.source(str(folder), folder.resolve(), ())
+    source = source_registry.open_source(str(folder), folder.resolve(), ())
     assert (len(source.labels) - source.own_test, source.own_test) == (40, own_test)
 
 
@@ -147,13 +147,13 @@ def test_folders_that_are_ambiguous_or_hold_nothing(tmp_path: Path) -> None:
         grey_set(tmp_path / "two" / name)
     both = f"name {tmp_path}/two/large or {tmp_path}/two/small"
     assert message(Data(name=f"{tmp_path}/two")) == f"{tmp_path}/two has parquet files in several folders: {both}"
-    assert load(Data(name=f"{tmp_path}/two/small", **FEW)).says.startswith("3 parquet files")
+    assert load_dataset(Data(name=f"{tmp_path}/two/small", **FEW)).says.startswith("3 parquet files")
     (tmp_path / "none" / ".git").mkdir(parents=True)
     assert "holds no parquet files and no folders of pictures" in message(Data(name=f"{tmp_path}/none"))
 
 
 def test_a_snapshot_lies_in_a_hidden_folder(tmp_path: Path) -> None:
-    assert load(Data(name=str(clone(tmp_path / ".cache" / "set")), **FEW)).says.startswith("3 parquet files")
+    assert load_dataset(Data(name=str(clone(tmp_path / ".cache" / "set")), **FEW)).says.startswith("3 parquet files")
     assert parquet.folders_below(tmp_path / ".cache" / "set") == [tmp_path / ".cache" / "set" / "data"]
 
 
@@ -175,14 +175,14 @@ def test_damaged_pictures_are_refused_by_name_or_left_out_and_move_no_other(kind
     if kind == "parquet":
         encoded: list[bytes | None] = [png(p) for p in pictures(40)]
         write(folder / "x.parquet", encoded, [0, 1] * 20)
-        whole = load(Data(name=str(folder), **FEW))
+        whole = load_dataset(Data(name=str(folder), **FEW))
         for row, data in zip(rows, bad, strict=True):
             encoded[row] = data
         write(tmp_path / "other" / "x.parquet", encoded, [0, 1] * 20)
         where = f"row 4 of {tmp_path}/other/x.parquet"
     else:
         files = sorted(animals(folder).rglob("*.png"), key=lambda path: path.name)
-        whole = load(Data(name=str(folder), **FEW))
+        whole = load_dataset(Data(name=str(folder), **FEW))
         shutil.copytree(folder, tmp_path / "other")
         damaged = [tmp_path / "other" / files[row].relative_to(folder) for row in rows]
         for path, data in zip(damaged, bad, strict=True):
@@ -192,7 +192,7 @@ def test_damaged_pictures_are_refused_by_name_or_left_out_and_move_no_other(kind
     remedy = "mend it, or leave such pictures out by --data.skip-damaged true"
     why = r"\((OSError|SyntaxError|UnidentifiedImageError)\)"
     assert re.fullmatch(f"{re.escape(where)} cannot be decoded as a picture {why}: {remedy}", message(config))
-    data = load(replace(config, skip_damaged=True))
+    data = load_dataset(replace(config, skip_damaged=True))
     assert data.notes == (*whole.notes, "damaged pictures left out: 4")
     for split in SPLITS:
         before, after = whole.splits[split], data.splits[split]
@@ -207,9 +207,9 @@ def test_damaged_pictures_of_another_set_and_of_a_new_client(tmp_path: Path) -> 
     config = Data(name=str(tmp_path / "zoo"), **FEW | {"train": 10}, skip_damaged=True)
     public = animals(tmp_path / "public", first=60) / "ant" / "ant1.png"
     public.write_bytes(b"")
-    other = load(replace(config, public_from=str(tmp_path / "public"), public=40))
+    other = load_dataset(replace(config, public_from=str(tmp_path / "public"), public=40))
     assert "public records: damaged pictures left out: 1" in other.notes and len(other.splits["public"]) == 39
-    client = choose_client(Choice(data=str(tmp_path / "public")), config, load(config), usual=5)
+    client = choose_client(Choice(data=str(tmp_path / "public")), config, load_dataset(config), usual=5)
     assert len(client.records) + len(client.held_out) < 40
     none = animals(tmp_path / "none")
     for path in none.rglob("*.png"):
@@ -224,14 +224,14 @@ def test_a_bare_name_is_a_folder_here_unless_a_data_set_has_it(tmp_path: Path, m
     for name in ("birds", "digits"):
         animals(tmp_path / name)
     config = Data(name="pets", root=str(tmp_path / "root"), **FEW)
-    assert load(config).digest == load(replace(config, name="./pets")).digest
+    assert load_dataset(config).digest == load_dataset(replace(config, name="./pets")).digest
     assert source_registry.identity("pets") == source_registry.identity("./pets") == str(tmp_path / "pets")
     for name in ("birds", "digits"):
-        data = load(replace(config, name=name))
+        data = load_dataset(replace(config, name=name))
         assert "class folders" not in data.says
         assert f"this is the data set {name}; the folder here is ./{name}" in data.notes
-    assert load(replace(config, name="./birds")).notes == ()
+    assert load_dataset(replace(config, name="./birds")).notes == ()
     assert source_registry.identity("birds", config.root) == "birds"
     start = replace(PRESETS["digits"]().experiment, data=config)
-    assert resolve(start, load(config)).data.name == str(tmp_path / "pets")
-    assert resolve(replace(start, data=replace(config, name="birds")), load(config)).data.name == "birds"
+    assert resolve_shapes(start, load_dataset(config)).data.name == str(tmp_path / "pets")
+    assert resolve_shapes(replace(start, data=replace(config, name="birds")), load_dataset(config)).data.name == "birds"

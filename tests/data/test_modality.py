@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raydiff.cli import attack, preview
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import Data, load_dataset
 from raydiff.data.modality import PICTURES, Pictures, SamplePart
 from raydiff.data.pictures import PictureOptions
 from raydiff.data.records import Records
@@ -68,11 +68,11 @@ DATA = Data(name=f"{__name__}:waves", train=90, public=30, validation=20, calibr
 def test_a_third_modality_needs_no_change_of_any_caller(tiny: Experiment, tmp_path: Path, capsys: Any) -> None:
     wanted = replace(tiny, data=DATA, evaluation=Evaluation())
     opened = open_trial(wanted, tmp_path / "sweep")
-    *_, final = trial.run(opened, trial.local_executor(opened))
+    *_, final = trial.run_trial(opened, trial.local_executor(opened))
     assert not [name for name in final if name.startswith(("eval/fd", "attack/"))]
     finished = open_finished(opened.folder)
     out = tmp_path / "made"
-    generation.write(finished, None, out, GenerationRequest(num=5), code={})
+    generation.write_samples(finished, None, out, GenerationRequest(num=5), code={})
     assert (out / "train-00000-of-00001.txt").read_text().startswith("5 waves; epsilon 5.97 ")
     assert '"unit": "a tenth"' in (out / "card.json").read_text()
     assert preview.main([DATA.name, "--data.train", "90", "--out", str(tmp_path / "preview")]) == 0
@@ -80,9 +80,9 @@ def test_a_third_modality_needs_no_change_of_any_caller(tiny: Experiment, tmp_pa
     with pytest.raises(ValueError, match=r"^there is no attack on waves$"):
         attack.main([str(opened.folder), "--out", str(tmp_path / "attacked")])
     with pytest.raises(ValueError, match=r"^there are no suggested settings for waves, only for pictures, rows$"):
-        suggested.suggested(load(DATA), clients=2)
+        suggested.suggested(load_dataset(DATA), clients=2)
     with pytest.raises(ValueError, match=r"^evaluation\.metrics must be of waves \(accuracy\), got frechet$"):
-        trial.resolve(replace(wanted, evaluation=Evaluation(metrics=("frechet",))))
+        trial.resolve_on_data(replace(wanted, evaluation=Evaluation(metrics=("frechet",))))
 
 
 def test_nobody_outside_of_data_asks_what_a_record_is() -> None:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from sets import FEW, message, pictures, png
 
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import Data, load_dataset
 
 
 def table(path: Path, names: dict[str, list[str]] | None = None, **columns: Sequence[Any]) -> Path:
@@ -31,7 +31,7 @@ SHAPES, HUES = [0, 1, 2] * 10, [0, 1] * 15
 
 def test_several_label_columns_the_first_is_the_class(tmp_path: Path) -> None:
     path = table(tmp_path / "set" / "x.parquet", {"hue": ["red", "blue"]}, hue=HUES, shape=SHAPES, weight=[0.5] * 30)
-    data = load(Data(name=str(path.parent), labels=("shape", "hue"), **FEW))
+    data = load_dataset(Data(name=str(path.parent), labels=("shape", "hue"), **FEW))
     assert data.label_columns == ("shape", "hue")
     assert data.label_names == (("0", "1", "2"), ("red", "blue"))
     for records in data.splits.values():
@@ -42,7 +42,7 @@ def test_text_and_booleans_become_names_in_order(tmp_path: Path) -> None:
     kinds, smiles = ["pear", "apple", "fig"] * 10, [True, False] * 15
     encoded = pa.array(kinds).dictionary_encode()
     path = table(tmp_path / "set" / "x.parquet", kind=encoded, smile=smiles)
-    data = load(Data(name=str(path.parent), labels=("kind", "smile"), **FEW))
+    data = load_dataset(Data(name=str(path.parent), labels=("kind", "smile"), **FEW))
     assert data.label_names == (("apple", "fig", "pear"), ("false", "true"))
     for records in data.splits.values():
         for (kind, smile), i in zip(records.labels.tolist(), records.numbers.tolist(), strict=True):
@@ -54,7 +54,7 @@ def test_files_left_unread_are_told(tmp_path: Path) -> None:
         table(tmp_path / "set" / f"{split}-0.parquet", label=SHAPES)
     for name in ("pictures", ".cache"):
         (tmp_path / "set" / name).mkdir()
-    data = load(Data(name=str(tmp_path / "set"), **FEW))
+    data = load_dataset(Data(name=str(tmp_path / "set"), **FEW))
     assert data.notes == ("left unread: validation-0.parquet, pictures",)
     assert data.says == f"2 parquet files in {tmp_path}/set"
 

@@ -17,10 +17,10 @@ from raydiff.data.partition import (
     Partition,
     Pooled,
     UnseenClients,
+    class_groups,
     clusters,
     counts,
     draw_unseen,
-    groups,
     partition,
 )
 from raydiff.data.splits import cut
@@ -290,9 +290,9 @@ def test_a_least_size_changes_no_partition_that_has_it(
 
 
 def test_groups_by_half_of_the_largest_class() -> None:
-    assert groups(records([0] * 10 + [1] * 5 + [2] * 4 + [4] * 1)) == ((0, 1), (2, 4))
-    assert groups(records([3, 3])) == ((3,), ())
-    assert groups(records([])) == ((), ())
+    assert class_groups(records([0] * 10 + [1] * 5 + [2] * 4 + [4] * 1)) == ((0, 1), (2, 4))
+    assert class_groups(records([3, 3])) == ((3,), ())
+    assert class_groups(records([])) == ((), ())
 
 
 def test_unseen_clients_get_their_classes_and_nobody_elses_records() -> None:

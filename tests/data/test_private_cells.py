@@ -14,13 +14,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import Data, load_dataset
 from raydiff.data.modality import TableRows
 from raydiff.data.source import Source
 from raydiff.data.source_registry import table_rows
 from raydiff.data.tables import cells
 from raydiff.data.tables.code_books import CODE_BOOKS
-from raydiff.data.tables.read import RawTable, TableOptions, read
+from raydiff.data.tables.read import RawTable, TableOptions, read_table
 from raydiff.data.unseen_client import Choice, choose_client
 from raydiff.seeding import generator
 
@@ -189,7 +189,7 @@ def test_a_missing_cell_of_a_preset_takes_its_row_out_and_nothing_else(tmp_path:
         if place is not None:
             changed[5][place] = cell
         pd.DataFrame(changed, columns=list(known)).to_csv(path := tmp_path / "t.csv", index=False)
-        tables.append(read(RawTable(source=str(path), preset=name), public=PUBLIC, seed=SEED))
+        tables.append(read_table(RawTable(source=str(path), preset=name), public=PUBLIC, seed=SEED))
     rest = torch.arange(ROWS) != 5
     for table in tables[1:]:
         assert table.rows.tolist() == rest.nonzero()[:, 0].tolist()
@@ -235,9 +235,9 @@ def test_a_new_client_has_rows_in_the_codes_of_the_run_and_brings_no_other_table
     data = Data(name=str(path), labels=("pays",), train=15, public=20, validation=5, calibration=5, test=10)
     whole = table_rows(data.name, path, data.labels, data, public=20)
     assert whole.codes is not None
-    joins = choose_client(Choice(records=10), data, load(data), usual=10).records
-    assert not set(joins.numbers.tolist()) & set(load(data).splits["train"].numbers.tolist())
+    joins = choose_client(Choice(records=10), data, load_dataset(data), usual=10).records
+    assert not set(joins.numbers.tolist()) & set(load_dataset(data).splits["train"].numbers.tolist())
     assert torch.equal(joins.images[:, 0, 0].long(), whole.codes[joins.numbers])
     assert torch.equal(joins.labels, whole.labels[joins.numbers])
     with pytest.raises(ValueError, match="a new client of a table has rows of the same file"):
-        choose_client(Choice(data=str(tmp_path / "u.csv")), data, load(data), usual=10)
+        choose_client(Choice(data=str(tmp_path / "u.csv")), data, load_dataset(data), usual=10)

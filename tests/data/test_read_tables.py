@@ -11,7 +11,7 @@ import torch
 
 from raydiff.data.tables.code_books import CODE_BOOKS, CodeBook
 from raydiff.data.tables.encode import MISSING, OTHER, Mapping
-from raydiff.data.tables.read import Encoded, RawTable, locate, read, read_again
+from raydiff.data.tables.read import Encoded, RawTable, locate, read_again, read_table
 
 on_disk = pytest.mark.skipif("RAYDIFF_DATA" not in os.environ, reason="RAYDIFF_DATA names no folder of data sets")
 
@@ -36,7 +36,7 @@ def csv(tmp_path: Path) -> str:
 def refusal(**fields: Any) -> str:
     """What is said of this table: one line."""
     with pytest.raises(ValueError) as error:
-        read(RawTable(**fields))
+        read_table(RawTable(**fields))
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -47,7 +47,7 @@ def categories(table: Encoded) -> tuple[tuple[str, ...], ...]:
 
 
 def test_numbers_are_cut_into_parts_as_equal_as_can_be(csv: str) -> None:
-    table = read(RawTable(source=csv, label="pays", bins=4))
+    table = read_table(RawTable(source=csv, label="pays", bins=4))
     assert table.columns == ("age", "sex")
     assert table.codes.dtype == torch.int64
     assert table.codes[:, 0].bincount().tolist() == [3, 3, 3, 3]
@@ -60,7 +60,7 @@ def test_numbers_are_cut_into_parts_as_equal_as_can_be(csv: str) -> None:
 
 def test_given_edges_belong_to_the_bin_above_them(csv: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RawTable, "given_edges", {"age": (25.0, 58.0)})
-    table = read(RawTable(source=csv, label="pays"))
+    table = read_table(RawTable(source=csv, label="pays"))
     assert table.codes[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
 
 
@@ -70,7 +70,9 @@ def test_no_bin_is_empty_whatever_the_ties(tmp_path: Path) -> None:
         values = (torch.rand(12, generator=rng) ** 4 * (1 + case % 13)).round().tolist()
         if len(set(values)) < 2:
             continue
-        table = read(RawTable(source=written(tmp_path / "t.csv", people(x=values)), columns=("x",), bins=2 + case % 4))
+        table = read_table(
+            RawTable(source=written(tmp_path / "t.csv", people(x=values)), columns=("x",), bins=2 + case % 4)
+        )
         assert table.codes[:, 0].bincount(minlength=table.k).min() > 0, values
         assert table.k <= 2 + case % 4
 
@@ -78,7 +80,7 @@ def test_no_bin_is_empty_whatever_the_ties(tmp_path: Path) -> None:
 def test_missing_values_are_a_category_within_the_limit(tmp_path: Path) -> None:
     ages = [math.nan, *people()["age"][1:]]
     path = written(tmp_path / "t.csv", people(age=ages, town=["?", *"aaaabbbccde"]))
-    table = read(RawTable(source=path, columns=("age", "town"), bins=4))
+    table = read_table(RawTable(source=path, columns=("age", "town"), bins=4))
     assert list(map(len, categories(table))) == [4, 4]
     assert [names[-1] for names in categories(table)] == [MISSING, MISSING]
     assert table.codes[0].tolist() == [3, 3]
@@ -91,26 +93,26 @@ def test_rows_with_missing_values_are_dropped_but_keep_their_numbers(
     """Without a preset those that lack the label alone."""
     path = written(tmp_path / "t.csv", people(sex=["f", None, *["m"] * 10], pays=[None, "no", *["yes", "no"] * 5]))
     columns = ("age",)
-    table = read(RawTable(source=path, label="pays", columns=columns))
+    table = read_table(RawTable(source=path, label="pays", columns=columns))
     assert table.rows.tolist() == list(range(1, 12))  # a row without a label is of no use
-    table = read(RawTable(source=path, label="pays", columns=("age", "sex")))
+    table = read_table(RawTable(source=path, label="pays", columns=("age", "sex")))
     assert table.rows.tolist() == list(range(1, 12))
     path = written(tmp_path / "t.csv", people(sex=["f", None, *["m", "f"] * 5], pays=[None, "no", *["yes", "no"] * 5]))
     how = {"age": (30.0,), "sex": {"f": ("f",), "m": ("m",)}}
     monkeypatch.setitem(
         CODE_BOOKS.entries, "mine", CodeBook(files=(), label="pays", classes=("no", "yes"), bins=3, read=how)
     )
-    table = read(RawTable(source=path, preset="mine"))
+    table = read_table(RawTable(source=path, preset="mine"))
     assert table.rows.tolist() == list(range(2, 12))
     assert table.notes[0] == "rows with a missing value are left out"
     with pytest.raises(ValueError, match="keeps 1 of 12 rows, a table needs two: no row may have a missing value"):
-        read(RawTable(source=written(tmp_path / "t.csv", people(sex=[None] * 11 + ["f"])), preset="mine"))
+        read_table(RawTable(source=written(tmp_path / "t.csv", people(sex=[None] * 11 + ["f"])), preset="mine"))
 
 
 def test_parquet_reads_as_csv_does(tmp_path: Path, csv: str) -> None:
     people().to_parquet(tmp_path / "people.parquet")
-    twin = read(RawTable(source=str(tmp_path / "people.parquet"), label="pays"))
-    other = read(RawTable(source=csv, label="pays"))
+    twin = read_table(RawTable(source=str(tmp_path / "people.parquet"), label="pays"))
+    other = read_table(RawTable(source=csv, label="pays"))
     assert torch.equal(twin.codes, other.codes) and torch.equal(twin.rows, other.rows) and twin.mapping == other.mapping
 
 
@@ -125,7 +127,7 @@ def crowd(**change: Any) -> pd.DataFrame:
 
 def test_what_no_public_row_has_goes_to_the_end_bin_or_to_one_category(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", crowd(age=987654.25, sex="x", rooms=None, pays="hiv"))
-    table = read(RawTable(source=path, label="pays"), public=20)
+    table = read_table(RawTable(source=path, label="pays"), public=20)
     age, sex, rooms = categories(table)
     assert table.labels is not None and table.mapping.label is not None
     assert (age[-1], sex, rooms) == (MISSING, ("f", "m", OTHER), ("1", "2", "3", OTHER))
@@ -144,16 +146,16 @@ def test_public_rows_that_cannot_be(tmp_path: Path) -> None:
         (61, ", got 61"),
     ):
         with pytest.raises(ValueError, match=says):
-            read(config, public=public)
+            read_table(config, public=public)
     with pytest.raises(ValueError, match=r"data\.bins must be at least 3"):
-        read(RawTable(source=config.source, label="pays", bins=2), public=20)
+        read_table(RawTable(source=config.source, label="pays", bins=2), public=20)
     with pytest.raises(ValueError, match="label 'pays' must have 2 to 100 classes, got 1 in its public rows: name all"):
-        read(config, public=1)
+        read_table(config, public=1)
 
 
 def test_the_mapping_is_saved_and_inverts_the_codes(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", people(town=[None, *"aaaabbbccde"]))
-    table = read(RawTable(source=path, label="pays", bins=4))
+    table = read_table(RawTable(source=path, label="pays", bins=4))
     table.mapping.save(tmp_path / "mapping.json")
     mapping = Mapping.load(tmp_path / "mapping.json")
     assert mapping == table.mapping
@@ -173,7 +175,7 @@ def test_the_mapping_is_saved_and_inverts_the_codes(tmp_path: Path) -> None:
 
 def test_another_file_is_read_by_the_same_mapping(tmp_path: Path, csv: str) -> None:
     config = RawTable(source=csv, label="pays", bins=4)
-    mapping = read(config).mapping
+    mapping = read_table(config).mapping
     more = Path(written(tmp_path / "more.csv", people().iloc[6:].assign(age=19)))
     again = read_again(config, more, mapping)
     assert again.codes.tolist() == [[0, 0], [0, 1]] * 3
@@ -227,7 +229,7 @@ def test_presets_give_every_category(name: str) -> None:
 )
 def test_presets_have_the_papers_sizes_and_one_mapping_for_all_files(name: str, sizes: list[int]) -> None:
     config = RawTable(source=name)
-    first = read(config)
+    first = read_table(config)
     parts = [first, *(read_again(config, locate(name, part=part), first.mapping) for part in range(1, len(sizes)))]
     assert [len(part.codes) for part in parts] == sizes and first.k == 5
     assert first.labels is not None and len(first.labels.unique()) == 2

@@ -8,7 +8,7 @@ import torch
 from sets import assert_cut, message, pictures, png, write
 
 from raydiff.data import datasets
-from raydiff.data.datasets import SPLITS, Data, load
+from raydiff.data.datasets import SPLITS, Data, load_dataset
 from raydiff.experiment import config
 
 FEW: dict[str, Any] = {"train": 12, "public": 10, "validation": 3, "calibration": 3, "test": 6}
@@ -24,7 +24,7 @@ def animals(path: Path, *, first: int, names: list[str] = NAMES, shape: Any = (4
 
 def test_public_records_are_the_other_sets(tmp_path: Path) -> None:
     own, other = animals(tmp_path / "own", first=0), animals(tmp_path / "other", first=50)
-    data = load(Data(name=own, public_from=other, **FEW))
+    data = load_dataset(Data(name=own, public_from=other, **FEW))
     public = data.splits["public"]
     source = torch.from_numpy(pictures(30, first=50)).float().unsqueeze(1) / 127.5 - 1
     torch.testing.assert_close(public.images, source[public.numbers - 30], rtol=0, atol=1e-6)

@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from raydiff.data.tables import cells, rows_file
 from raydiff.data.tables.encode import MISSING, OTHER, UNUSED, Column, Mapping, _quantiles
 from raydiff.data.tables.kinds import canonical
-from raydiff.data.tables.read import RawTable, read
+from raydiff.data.tables.read import RawTable, read_table
 from raydiff.formats.csv_files import write_csv
 from raydiff.seeding import generator
 
@@ -123,7 +123,7 @@ def test_a_column_of_each_type_comes_out_as_it_went_in(tmp_path: Path, name: str
     empty among numbers and dates."""
     array, dtype = TYPES[name]
     pq.write_table(pa.table({"x": array, "z": ["a", "b"] * 100, "y": ["n", "y"] * 100}), tmp_path / "t.parquet")
-    table = read(RawTable(source=str(tmp_path / "t.parquet"), label="y"), public=60)
+    table = read_table(RawTable(source=str(tmp_path / "t.parquet"), label="y"), public=60)
     column, codes = table.mapping.columns[0], table.codes.numpy()
     rows = rows_file.rows(table.mapping, codes, table.labels.numpy(), generator(0))  # type: ignore[union-attr]
     assert str(rows["x"].dtype).replace("str", "object") == dtype
@@ -146,9 +146,9 @@ def test_declared_bins_end_a_neighbours_width_beyond_their_edges(edges: Any, low
     numbers = drawn(column, list(range(len(edges) + 1)) * 2000)
     assert numbers.min() == pytest.approx(low, abs=0.02) and numbers.max() == pytest.approx(high, abs=0.02)
     assert (numbers.dtype == "Int64") == (edges != (0.5, 1.0))
-    card = rows_file.describe(Mapping((column,)), "drawn")
+    card = rows_file.describe_values(Mapping((column,)), "drawn")
     assert card["ranges"] == {"x": [str(low), str(high)]} and "drawn uniformly" in card["values"]
-    assert not rows_file.describe(Mapping((column,)), "bins")["ranges"]
+    assert not rows_file.describe_values(Mapping((column,)), "bins")["ranges"]
 
 
 def test_draws_are_uniform_and_of_this_seed() -> None:

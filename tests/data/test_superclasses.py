@@ -7,7 +7,7 @@ import torch
 from sets import message, pictures, png, write
 from sklearn.datasets import load_digits
 
-from raydiff.data.datasets import SPLITS, Data, load
+from raydiff.data.datasets import SPLITS, Data, load_dataset
 from raydiff.data.superclasses import TABLES
 from raydiff.data.unseen_client import Choice, choose_client
 
@@ -24,7 +24,7 @@ def test_cifar100_10x2_is_the_first_two_of_the_first_ten() -> None:
 
 
 def test_digits_in_pairs_keep_their_rows_and_pixels() -> None:
-    plain, data = load(Data()), load(Data(superclasses="pairs"))
+    plain, data = load_dataset(Data()), load_dataset(Data(superclasses="pairs"))
     assert data.label_names == (("0/1", "2/3", "4/5", "6/7", "8/9"),)
     assert (data.base_names, plain.base_names) == (tuple("0123456789"),) * 2
     assert data.label_columns == ("superclass",) and data.notes == plain.notes
@@ -43,7 +43,7 @@ def test_rows_of_other_classes_are_left_out(tmp_path: Path) -> None:
     encoded, source = [png(p) for p in pictures(72)], torch.from_numpy(pictures(72)).float().unsqueeze(1) / 127.5 - 1
     write(tmp_path / "set" / "train-0.parquet", encoded[:48], labels[:48], names=names)
     write(tmp_path / "set" / "test-0.parquet", encoded[48:], labels[48:], names=names)
-    data = load(Data(name=str(tmp_path / "set"), superclasses="pairs", **REST))
+    data = load_dataset(Data(name=str(tmp_path / "set"), superclasses="pairs", **REST))
     assert data.notes == ("12 of 72 rows left out: their class is in no superclass of pairs",)
     kept = torch.tensor([row for row, label in enumerate(labels) if label < 10])
     fine = torch.tensor(labels)[kept]
@@ -56,7 +56,7 @@ def test_rows_of_other_classes_are_left_out(tmp_path: Path) -> None:
 
 def test_public_and_a_new_clients_records_do_not_have_it() -> None:
     config = Data(superclasses="pairs", train=100)
-    data = load(config)
+    data = load_dataset(config)
     assert data.splits["public"].base is None
     result = choose_client(Choice(classes=("2/3",)), config, data, usual=20)
     assert result.records.base is None and result.held_out.base is None

@@ -15,11 +15,11 @@ import pytest
 import torch
 from cases import slow_but
 
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import Data, load_dataset
 from raydiff.data.modality import TableRows
 from raydiff.data.tables.cells import Csv
 from raydiff.data.tables.encode import MISSING, OTHER, Column
-from raydiff.data.tables.read import RawTable, TableOptions, read
+from raydiff.data.tables.read import RawTable, TableOptions, read_table
 
 ROWS = 240
 FEW: dict[str, Any] = {"public": 60, "validation": 20, "calibration": 20, "test": 60}
@@ -36,7 +36,7 @@ def table_of(path: Path, **columns: Sequence[Any]) -> Path:
 
 def column(path: Path, name: str = "x", *, public: int | None = 60, **options: Any) -> Column:
     """The column of the table with the label y, if it is not left out."""
-    mapping = read(RawTable(source=str(path), label="y", **options), public=public).mapping
+    mapping = read_table(RawTable(source=str(path), label="y", **options), public=public).mapping
     return next(c for c in mapping.columns if c.name == name)
 
 
@@ -127,7 +127,7 @@ def test_typed_columns_keep_their_kind_and_every_value(tmp_path: Path, name: str
     array = pa.array(values, from_pandas=True) if isinstance(values, pd.Series) else values
     y = pa.array(["no", "NA"] * (ROWS // 2))
     pq.write_table(pa.table({"x": pa.concat_arrays([array] * ROWS)[:ROWS], "z": y, "y": y}), tmp_path / "t.parquet")
-    table = read(RawTable(source=str(tmp_path / "t.parquet"), label="y", bins=10), public=public)
+    table = read_table(RawTable(source=str(tmp_path / "t.parquet"), label="y", bins=10), public=public)
     x, z = table.mapping.columns
     texts = {None if v is None or v != v else str(v) for v in array.to_pylist()}
     assert len(table.codes) == ROWS and z.categories[:2] == ("NA", "no")
@@ -153,8 +153,8 @@ def test_typed_columns_keep_their_kind_and_every_value(tmp_path: Path, name: str
 def test_types_that_are_no_value_are_refused_by_name_and_can_be_left_out(tmp_path: Path, array: pa.Array) -> None:
     pq.write_table(pa.table({"x": array, "a": [1, 2], "y": ["p", "q"]}), path := tmp_path / "t.parquet")
     with pytest.raises(ValueError, match=r"^column 'x' of t.parquet is of type .*: leave it out \(--data.exclude x\)$"):
-        read(RawTable(source=str(path), label="y"))
-    assert read(RawTable(source=str(path), label="y", exclude=("x",))).columns == ("a",)
+        read_table(RawTable(source=str(path), label="y"))
+    assert read_table(RawTable(source=str(path), label="y", exclude=("x",))).columns == ("a",)
 
 
 ODD: dict[str, tuple[str, bytes, Csv | None, str]] = {
@@ -199,10 +199,10 @@ def test_an_odd_file_is_refused_with_the_cause_and_the_option_that_helps(tmp_pat
     file, content, remedy, says = ODD[name]
     (tmp_path / file).write_bytes(content)
     with pytest.raises(ValueError, match=says) as error:
-        read(RawTable(source=str(tmp_path / file)))
+        read_table(RawTable(source=str(tmp_path / file)))
     assert str(tmp_path / file) in str(error.value) and "\n" not in str(error.value)
     if remedy is not None:
-        assert read(RawTable(source=str(tmp_path / file), csv=remedy)).columns == ("a", "b")
+        assert read_table(RawTable(source=str(tmp_path / file), csv=remedy)).columns == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_an_odd_file_is_refused_with_the_cause_and_the_option_that_helps(tmp_pat
 )
 def test_files_that_need_no_option(tmp_path: Path, file: str, content: bytes) -> None:
     (tmp_path / file).write_bytes(content)
-    table = read(RawTable(source=str(tmp_path / file)))
+    table = read_table(RawTable(source=str(tmp_path / file)))
     assert [c.categories for c in table.mapping.columns] == [("1", "2"), ("x", "y")]
     assert table.columns == ("a", "b")
 
@@ -246,7 +246,7 @@ def test_a_column_of_one_value_is_accepted(tmp_path: Path, cell: str, public: in
 def test_what_columns_were_taken_for_is_one_short_line(tmp_path: Path) -> None:
     columns = {f"number {i}": [1, 2, 3] for i in range(60)}
     path = table_of(tmp_path / "t.csv", **columns, day=["2020-01-01", "2020-01-02"])
-    (note,) = (n for n in read(RawTable(source=str(path), label="y"), public=60).notes if "taken for" in n)
+    (note,) = (n for n in read_table(RawTable(source=str(path), label="y"), public=60).notes if "taken for" in n)
     assert "number 5 and 54 more; date: day" in note and "text: y" in note and len(note) < 160
 
 
@@ -267,14 +267,14 @@ def test_declared_types_and_their_refusals(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="must be empty: those of adult are declared"):
             RawTable(source="adult", **options)
     with pytest.raises(ValueError, match=r"'digits' is no table: data\.exclude is for tables only"):
-        load(Data(exclude=("x",)))
+        load_dataset(Data(exclude=("x",)))
 
 
 def test_declared_classes_need_no_public_row_and_are_all_there_are(tmp_path: Path) -> None:
     path, labels = tmp_path / "t.csv", ["no"] * ROWS
     data = Data(name=str(path), labels=("y",), **FEW)
     table_of(path, x=["a", "b"], z=["u", "v", "w"])
-    public = load(data).splits["public"].numbers.tolist()
+    public = load_dataset(data).splits["public"].numbers.tolist()
     rare = [row for row in range(ROWS) if row not in public]
     frame = pd.read_csv(path).assign(y=labels)
     frame.loc[rare[::2], "y"] = "yes"
@@ -283,8 +283,8 @@ def test_declared_classes_need_no_public_row_and_are_all_there_are(tmp_path: Pat
     frame.to_csv(path := tmp_path / "rare.csv", index=False)
     table = RawTable(source=str(path), label="y")
     with pytest.raises(ValueError, match=r"got 1 in its public rows: .*\(--data.classes A B \.\.\.\)"):
-        read(table, public=60)
-    dataset = load(Data(name=str(path), labels=("y",), classes=("no", "yes"), **FEW))
+        read_table(table, public=60)
+    dataset = load_dataset(Data(name=str(path), labels=("y",), classes=("no", "yes"), **FEW))
     assert dataset.label_names == (("no", "yes"),) and dataset.modality.name == "rows"
     assert sum(len(records) for records in dataset.splits.values()) == ROWS - 2
     assert any("rows with a y that is none of no, yes are left out" in note for note in dataset.notes)
@@ -293,7 +293,7 @@ def test_declared_classes_need_no_public_row_and_are_all_there_are(tmp_path: Pat
 def test_the_step_and_the_limits_of_numbers_are_those_of_public_rows(tmp_path: Path) -> None:
     day = [str(D(2020, 1, 1) + T(7 * i % 100)) for i in range(100)]
     path = table_of(tmp_path / "t.csv", x=[f"{i / 4:.2f}" for i in range(30)], n=range(17), day=day)
-    table = read(RawTable(source=str(path), label="y", bins=4), public=100)
+    table = read_table(RawTable(source=str(path), label="y", bins=4), public=100)
     assert table.public is not None
     frame = pd.read_csv(path).iloc[table.public.numpy()]
     x, n, when = table.mapping.columns
@@ -306,8 +306,8 @@ def test_the_step_and_the_limits_of_numbers_are_those_of_public_rows(tmp_path: P
 def test_a_trial_reads_as_an_audit_does(tmp_path: Path) -> None:
     path = table_of(tmp_path / "t.csv", x=["01", "1"], z=["1;5", "2;5"], w=["a", "b"])
     options: dict[str, Any] = {"exclude": ("w",), "types": ("z=text",), "bins": 3, "csv": Csv(missing=("1",))}
-    one = load(Data(name=str(path), labels=("y",), fitted_on="all", **FEW, **options))
-    other = read(RawTable(source=str(path), label="y", **options))
+    one = load_dataset(Data(name=str(path), labels=("y",), fitted_on="all", **FEW, **options))
+    other = read_table(RawTable(source=str(path), label="y", **options))
     assert one.modality == TableRows(other.mapping) and TableOptions(**options).declared == {"z": "text"}
     order = torch.argsort(numbers := torch.cat([r.numbers for r in one.splits.values()]))
     codes = torch.cat([r.images[:, 0, 0] for r in one.splits.values()])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sets import pictures, png, write
 
-from raydiff.data.datasets import Data, Dataset, load
+from raydiff.data.datasets import Data, Dataset, load_dataset
 from raydiff.data.unseen_client import Choice, UnseenClient, choose_client
 
 CAPPED: dict[str, Any] = {"train": 60, "public": 80, "validation": 60, "calibration": 20, "test": 100}
@@ -18,7 +18,7 @@ NAMES = ["ant", "bee", "cat"]
 
 
 def joins(of: Data, usual: int = 30, **choice: Any) -> UnseenClient:
-    return choose_client(Choice(**choice), of, load(of), usual=usual)
+    return choose_client(Choice(**choice), of, load_dataset(of), usual=usual)
 
 
 def refusal(of: Data, **choice: Any) -> str:
@@ -41,7 +41,7 @@ def animals(path: Path, *, first: int = 0, names: list[str] = NAMES, shape: Any 
 
 def test_rows_that_no_split_took_come_first_then_the_validation_split() -> None:
     data = Data(**CAPPED)
-    dataset = load(data)
+    dataset = load_dataset(data)
     own = joins(data, records=UNUSED + 60).records.numbers.tolist()
     assert len(set(own)) == UNUSED + 60
     assert not set(own[:UNUSED]) & numbers(dataset, *dataset.splits)
@@ -55,7 +55,7 @@ def test_rows_that_no_split_took_come_first_then_the_validation_split() -> None:
 
 def test_its_classes_in_equal_parts_and_the_test_records_of_the_same() -> None:
     data = Data(**CAPPED)
-    result, test = joins(data, classes=("2", "7"), records=40), load(data).splits["test"]
+    result, test = joins(data, classes=("2", "7"), records=40), load_dataset(data).splits["test"]
     counts = result.records.labels[:, 0].bincount(minlength=10)
     assert set(counts.nonzero()[:, 0].tolist()) == {2, 7} and abs(int(counts[2]) - 20) <= 1
     wanted = [n for n, c in zip(test.numbers.tolist(), test.labels[:, 0].tolist(), strict=True) if c in (2, 7)]
@@ -85,7 +85,7 @@ def test_no_test_records_of_a_class(tmp_path: Path) -> None:
     data = Data(name=animals(tmp_path / "own"), **(SMALL | {"test": 3}))
     says = refusal(data)
     assert says.startswith("class 'bee' has 0 held-out records, and 2 are needed: 1 parquet file in ")
-    held_out = int((load(Data(name=data.name, **SMALL)).splits["test"].labels == 0).sum())
+    held_out = int((load_dataset(Data(name=data.name, **SMALL)).splits["test"].labels == 0).sum())
     few = refusal(Data(name=data.name, **SMALL), classes=("ant",))
     assert 2 <= held_out < 6 and few.startswith(f"there are {held_out} held-out")
 

@@ -20,7 +20,7 @@ from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.overrides import has_path, override
 from raydiff.federated.client import Client
 from raydiff.federated.method import SERVER_ONLY, Method
-from raydiff.federated.rounds import rounds
+from raydiff.federated.rounds import run_rounds
 from raydiff.methods.marginals import Marginals
 from raydiff.models import training
 from raydiff.models.compute import compute_with, device
@@ -79,7 +79,7 @@ def test_a_trial_has_the_numbers_of_the_cpu(
     def run(one: Experiment, name: str) -> tuple[list[float], dict[str, float], object]:
         losses.clear()
         this = trial.open_trial(one, tmp_path / name)
-        *_, final = trial.run(this, trial.local_executor(this))
+        *_, final = trial.run_trial(this, trial.local_executor(this))
         return losses[:1], final, ledger_of(this.folder).to_json()
 
     on_gpu, final, ledger = run(experiment, "gpu")
@@ -134,7 +134,7 @@ def test_a_run_resumes_after_each_commit(method: Method, tmp_path: Path, figure:
     the model is that of the undisturbed run to rounding."""
 
     def run(store: Checkpoint | None) -> Any:
-        return rounds(method, pool(method, store=store), keys=KEYS, store=store)
+        return run_rounds(method, pool(method, store=store), keys=KEYS, store=store)
 
     *_, whole = run(None)
     same_bits = []

@@ -89,7 +89,7 @@ SUGGESTED = """
 @pytest.mark.parametrize("share", ["gpu_per_worker", "gpu_server"])
 def test_the_experiment_written_for_a_gpu_computes_on_it(share: str, card: int) -> None:
     """Of raydiff init: its worker's share, and the server's, are not those of a process that is kept off the GPU."""
-    result = suggested.for_pictures(datasets.load(datasets.Data(name="digits")), gpu=True)
+    result = suggested.for_pictures(datasets.load_dataset(datasets.Data(name="digits")), gpu=True)
     text = suggested.written("", result, {"data.name": "digits", **result.values})
-    experiment = file.parse(text, "x.toml", PRESETS).experiment
+    experiment = file.parse_study(text, "x.toml", PRESETS).experiment
     assert answer(SUGGESTED, getattr(experiment.runtime, share))["device"] == "cuda"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
-from raydiff.evaluation.attacks.scores import ATTACKS, DRAWS, grid, scores
+from raydiff.evaluation.attacks.scores import ATTACKS, DRAWS, grid, score_records
 from raydiff.seeding import generator
 
 ABAR = torch.cos(torch.linspace(0, 1.4, 21, dtype=torch.float64)) ** 2
@@ -27,7 +27,7 @@ def records(n: int) -> Records:
 
 def scored(name: str, denoiser=bent, n: int = 5, timesteps=(7, 2), **changes) -> Tensor:
     arguments = {"alphas_bar": ABAR, "timesteps": timesteps, "rng": generator(0), **changes}
-    return scores(ATTACKS[name], denoiser, records(n), **arguments)
+    return score_records(ATTACKS[name], denoiser, records(n), **arguments)
 
 
 def one_by_one(name: str, n: int = 5, timesteps=(7, 2)) -> Tensor:
@@ -73,7 +73,7 @@ def test_batches_keep_each_record_with_its_labels_and_its_noise(name: str) -> No
     together, apart = scored(name, n=7), scored(name, n=7, batch=3)
     torch.testing.assert_close(together, apart)
     other = replace(records(7), labels=records(7).labels + 1)
-    moved = scores(ATTACKS[name], bent, other, alphas_bar=ABAR, timesteps=(7, 2), rng=generator(0))
+    moved = score_records(ATTACKS[name], bent, other, alphas_bar=ABAR, timesteps=(7, 2), rng=generator(0))
     assert not torch.allclose(together, moved)
 
 
@@ -85,7 +85,7 @@ def test_secmi_steps_are_a_hundredth_of_the_chain() -> None:
         return torch.zeros_like(x)
 
     chain = {"alphas_bar": torch.linspace(1, 0.01, 1001, dtype=torch.float64), "rng": generator(0)}
-    scores(ATTACKS["secmi"], listens, records(2), timesteps=[15, 30], **chain)
+    score_records(ATTACKS["secmi"], listens, records(2), timesteps=[15, 30], **chain)
     assert asked == [1, 10, 15, 25, 20, 30, 40]  # 15 is on the way, and one step beyond it is 25
 
 

@@ -76,7 +76,7 @@ def test_half_the_noise_of_a_sum_is_flagged_and_the_right_one_is_not(
 def test_the_sketch_s_canaries_are_the_worst_pair() -> None:
     """What is seen of one is half the sensitivity on its own side, so that no attack could see more."""
     method = Sketch(clip=2.0, moment=1.2)
-    subject = canary_subjects.subject(method, None)
+    subject = canary_subjects.build_subject(method, None)
     seen = subject.send(3 * torch.ones(1, 1, 64), SILENT)
     assert float(seen.norm()) == pytest.approx(method.sensitivity / 2, rel=1e-4)
     assert Exposure(subject.ledger).mu() == pytest.approx(accountants.mu_for(10.0, 1e-5), rel=1e-6)
@@ -85,7 +85,7 @@ def test_the_sketch_s_canaries_are_the_worst_pair() -> None:
 def test_of_votes_the_canaries_see_every_round() -> None:
     """Half the sensitivity in each, so that no attack could see more."""
     method = Evolution(candidates=7, rounds=4, epsilon=3.0)
-    subject = canary_subjects.subject(method, None)
+    subject = canary_subjects.build_subject(method, None)
     seen = subject.send(3 * torch.ones(1, 1, 64), SILENT)
     assert float(seen.norm()) == pytest.approx(4 * math.sqrt(2) / 2)
     assert Exposure(subject.ledger).mu() == pytest.approx(accountants.mu_for(3.0, 1e-5), rel=1e-6)
@@ -104,7 +104,7 @@ def test_too_few_canaries_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("trust", ["local", "central", "aggregate"])
 @pytest.mark.parametrize("kind", [FedAvg, SPIRE])
 def test_the_ledger_of_an_averaged_method_is_that_of_all_its_rounds(kind: type[FedAvg | SPIRE], trust: Trust) -> None:
-    subject = canary_subjects.subject(_averaged(trust, kind, rounds=4), None)
+    subject = canary_subjects.build_subject(_averaged(trust, kind, rounds=4), None)
     accountant: Any = "rdp" if trust == "aggregate" else "exact"
     assert accountants.renyi_mu(_events(subject)) == pytest.approx(accountants.mu_for(3.0, 1e-5, accountant), rel=1e-6)
     if trust != "aggregate":  # its noise cannot be silenced
@@ -115,7 +115,7 @@ def test_the_ledger_of_an_averaged_method_is_that_of_all_its_rounds(kind: type[F
 
 def test_of_an_aggregate_the_canaries_see_the_sum_that_is_revealed() -> None:
     """The mean over the clients of the clipped canary, and noise: that of all shares, as the ledger says."""
-    subject = canary_subjects.subject(_averaged("aggregate", rounds=2, epsilon=100.0), None)
+    subject = canary_subjects.build_subject(_averaged("aggregate", rounds=2, epsilon=100.0), None)
     seen = subject.send(100 * torch.ones(100, 1, 16), NOISE).view(100, 16)
     assert float(seen.mean(0).norm()) == pytest.approx(2 * 0.5 / 2, rel=0.05)
     std = 2 * 0.5 * math.sqrt(2) / accountants.mu_for(100.0, 1e-5, "rdp")  # of a round's sum of two
@@ -135,7 +135,7 @@ def test_of_an_aggregate_the_canaries_see_the_sum_that_is_revealed() -> None:
 def test_a_broken_aggregate_is_flagged_and_the_right_one_is_not(
     fault: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subject = canary_subjects.subject(_averaged("aggregate", rounds=1, epsilon=10.0), None)
+    subject = canary_subjects.build_subject(_averaged("aggregate", rounds=1, epsilon=10.0), None)
     drawn, calls = aggregate.discrete_gaussian, itertools.count()
     if "of every share" in fault:
         part = 2 if fault.startswith("half") else 4
@@ -167,7 +167,7 @@ MARGINALS = Marginals(model=Forest(counts=(3, 2, 5), labels=(2,)), epsilon=4.0)
 
 def test_of_marginals_half_the_noise_is_flagged_and_the_right_one_is_not() -> None:
     """The canaries differ in every column: no two records are further apart."""
-    subject = canary_subjects.subject(MARGINALS, None)
+    subject = canary_subjects.build_subject(MARGINALS, None)
     assert accountants.renyi_mu(_events(subject)) == pytest.approx(accountants.mu_for(4.0, 1e-5), rel=1e-6)
     seen = subject.send(torch.randn(20, 1, 3, generator=generator(0)), SILENT)
     assert torch.allclose(seen.norm(dim=2), torch.tensor(3 * math.sqrt(2) / 2), rtol=1e-4)
@@ -187,7 +187,7 @@ LATER = [
 )
 def test_what_is_wrong_with_the_votes_of_later_rounds_is_flagged(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of candidates that were drawn from the votes before, and with what the client keeps."""
-    subject, real = canary_subjects.subject(Evolution(candidates=7, rounds=3), None), Evolution.local_update
+    subject, real = canary_subjects.build_subject(Evolution(candidates=7, rounds=3), None), Evolution.local_update
     pictures: tuple[set[float], ...] = set(), set(), set()
 
     def update(self: Evolution, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
@@ -208,7 +208,7 @@ def test_what_is_wrong_with_the_votes_of_later_rounds_is_flagged(fault: str, mon
 
 def test_feddistr_sends_canaries_as_its_prompts(latent_model: LatentModel) -> None:
     method = FedDistr(model=latent_model, clusters=3, epsilon=5.0, clip=2.0)
-    subject = canary_subjects.subject(method, None)
+    subject = canary_subjects.build_subject(method, None)
     assert subject.shape[0] == 3 and Exposure(subject.ledger).mu() == pytest.approx(
         accountants.mu_for(5.0, 1e-5), rel=1e-6
     )
@@ -237,7 +237,7 @@ def test_what_is_made_of_an_antipode_is_minus_what_is_made_of_its_canary(name: s
         "marginals": lambda: MARGINALS,
     }
     public = Records(torch.rand(20, 1, 8, 8, generator=generator(5)), torch.zeros(20, 1).long(), torch.arange(20))
-    subject = canary_subjects.subject(methods[name](), public)
+    subject = canary_subjects.build_subject(methods[name](), public)
     x = torch.randn(6, *subject.shape, generator=generator(1))
     seen, opposite = (subject.send(sign * 10 * x, SILENT) for sign in (1, -1))
     assert seen.norm() > 0.1 and torch.allclose(seen, -opposite, atol=1e-5 * float(seen.abs().max()))
@@ -249,7 +249,7 @@ def test_what_is_made_of_an_antipode_is_minus_what_is_made_of_its_canary(name: s
 def test_a_broken_sum_of_central_images_is_flagged(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a record that counts, or not: with moment 1 the sums and the second moment together."""
     sums = Sketch(clip=2.0, moment=1.0, relation="zero_out", epsilon=5.0)
-    subject = canary_subjects.subject(DPSGD(rounds=2, epsilon=8.0, central=sums).first, None)
+    subject = canary_subjects.build_subject(DPSGD(rounds=2, epsilon=8.0, central=sums).first, None)
     assert accountants.renyi_mu(_events(subject)) == pytest.approx(accountants.mu_for(5.0, 1e-5), rel=1e-6)
     if fault == "no clip":
         monkeypatch.setattr(tree, "clip_records", lambda x, clip: x)
@@ -311,7 +311,7 @@ def unaudited(methods: dict[str, Any], latent: LatentModel) -> list[str]:
                 small = replace(method, rounds=1, local=Training(steps=1, batch=16))
                 _, ledger = canary_subjects.one_run(small, coins(64, generator(0)), generator(1), NOISE)
             else:
-                ledger = canary_subjects.subject(method, public).ledger
+                ledger = canary_subjects.build_subject(method, public).ledger
         except ValueError as e:
             missing.append(f"{name}: {e}")
         else:

@@ -10,7 +10,7 @@ from torch import Tensor
 from raydiff.data.datasets import Dataset
 from raydiff.data.records import Records
 from raydiff.evaluation.evaluation_settings import Evaluation
-from raydiff.evaluation.suite import GRID_COLUMNS, Instruments, check, prepare, summarise
+from raydiff.evaluation.suite import GRID_COLUMNS, Instruments, check_evaluation, prepare_instruments, summarise
 from raydiff.federated.method import Deployed
 from raydiff.formats.metric_records import columns
 from raydiff.seeding import generator
@@ -90,10 +90,10 @@ def test_without_a_distance_only_the_grids_pictures_are_made() -> None:
 
 
 def test_a_classifier_that_takes_larger_pictures_is_refused_before_anything_is_trained() -> None:
-    check(replace(JUDGED, downstream=("linear", "cnn", "resnet18")), DATASET, [OWN])
+    check_evaluation(replace(JUDGED, downstream=("linear", "cnn", "resnet18")), DATASET, [OWN])
     says = r"^downstream must not name lenet for such pictures: shape must be larger for .* got \(1, 2, 2\)$"
     with pytest.raises(ValueError, match=says):
-        check(replace(JUDGED, downstream=("linear", "lenet")), DATASET, [OWN])
+        check_evaluation(replace(JUDGED, downstream=("linear", "lenet")), DATASET, [OWN])
 
 
 def test_the_summary_is_the_mean_over_clients() -> None:
@@ -105,10 +105,10 @@ def test_without_a_distance_no_feature_network_is_trained_and_no_public_split_ne
     def never(key: str, make: object) -> Any:
         raise AssertionError(key)
 
-    check(NONE, DATASET, [OWN])
-    assert prepare(DATASET, NONE, never).cnn == {}
+    check_evaluation(NONE, DATASET, [OWN])
+    assert prepare_instruments(DATASET, NONE, never).cnn == {}
     with pytest.raises(ValueError, match=r"^the evaluation needs records in the split public: data.public is 0$"):
-        check(Evaluation(metrics=("kernel",), attacks=None), DATASET, [OWN])
+        check_evaluation(Evaluation(metrics=("kernel",), attacks=None), DATASET, [OWN])
 
 
 def test_a_trial_for_the_choice_of_settings_needs_the_validation_split_alone() -> None:
@@ -116,13 +116,13 @@ def test_a_trial_for_the_choice_of_settings_needs_the_validation_split_alone() -
     config, splits = Evaluation(metrics=("kernel",), split="validation"), {**SPLITS, "public": split(0)}
     few = Dataset("made", splits, DATASET.label_names, "digest")
     made = replace(few, splits={**splits, "validation": splits["test"], "test": split()})
-    check(config, made, [OWN])
+    check_evaluation(config, made, [OWN])
     with pytest.raises(
         ValueError, match=r"^the validation split has 0 of 1 pairs of records that the classes of client 0 need: raise"
     ):
-        check(config, few, [OWN])
+        check_evaluation(config, few, [OWN])
     with pytest.raises(ValueError, match=r"^the evaluation needs records in the split test: data.test is 0$"):
-        check(Evaluation(metrics=("kernel",)), made, [OWN])
+        check_evaluation(Evaluation(metrics=("kernel",)), made, [OWN])
     with pytest.raises(ValueError, match=r"^split must be one of test, validation, got 'public'$"):
         Evaluation(split="public")  # type: ignore[arg-type]
 
@@ -131,9 +131,9 @@ def test_a_trial_for_the_choice_of_settings_needs_the_validation_split_alone() -
 def test_a_client_none_of_whose_classes_can_be_compared_is_refused(metric: str) -> None:
     few = Dataset("made", {**SPLITS, "public": split(0), "test": split(0, 1, 1)}, DATASET.label_names, "digest")
     config = Evaluation(metrics=(metric,), attacks=None)
-    check(config, few, [split(0, 1)])
+    check_evaluation(config, few, [split(0, 1)])
     with pytest.raises(
         ValueError,
         match=r"^the test split has 0 of 1 pairs of records that the classes of client 1 need: raise data\.t",
     ):
-        check(config, few, [split(0, 1), split(0, 0, 2)])
+        check_evaluation(config, few, [split(0, 1), split(0, 0, 2)])

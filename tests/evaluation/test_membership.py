@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import lira, rmia
-from raydiff.evaluation.attacks.lira import halves, scores as lira_scores, statistics
+from raydiff.evaluation.attacks.lira import draw_memberships, lira_scores as lira_scores, statistics
 from raydiff.evaluation.attacks.membership import (
     COMBINED,
     ENOUGH,
@@ -19,12 +19,12 @@ from raydiff.evaluation.attacks.membership import (
     AttackResult,
     _auc,
     _rate,
-    attack,
+    attack_membership,
     derived,
     needed,
 )
-from raydiff.evaluation.attacks.quantile import PER_COEFFICIENT, quantiles, scores as quantile_scores
-from raydiff.evaluation.attacks.rmia import GRID, interpolation, scores as rmia_scores
+from raydiff.evaluation.attacks.quantile import PER_COEFFICIENT, quantile_scores as quantile_scores, quantiles
+from raydiff.evaluation.attacks.rmia import GRID, interpolation, rmia_scores as rmia_scores
 from raydiff.formats.metric_records import columns
 from raydiff.seeding import generator
 
@@ -34,7 +34,7 @@ def column(*scores: float) -> Tensor:
 
 
 def run(calibration: tuple[Tensor, Tensor], evaluation: tuple[Tensor, Tensor]) -> AttackResult:
-    return attack(
+    return attack_membership(
         calibration_members=calibration[0],
         calibration_nonmembers=calibration[1],
         members=evaluation[0],
@@ -252,10 +252,10 @@ def test_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_halves_are_halves() -> None:
-    inside = halves(101, 8, generator(0))
+    inside = draw_memberships(101, 8, generator(0))
     assert inside.sum(0).tolist() == [4] * 101
     assert inside.sum(1).tolist() == [50, 51] * 4
-    assert torch.equal(inside, halves(101, 10, generator(0))[:8])  # more shadows leave the first as they were
+    assert torch.equal(inside, draw_memberships(101, 10, generator(0))[:8])  # more shadows leave the first as they were
     assert len({tuple(row) for row in inside.tolist()}) == 8
 
 
@@ -292,8 +292,8 @@ def test_the_loss_of_a_denoiser_that_answers_the_class() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        *((lambda m=m: halves(10, m, generator(0)), f"shadows .* got {m}") for m in (7, 2)),
-        (lambda: halves(1, 4, generator(0)), "records .* got 1"),
+        *((lambda m=m: draw_memberships(10, m, generator(0)), f"shadows .* got {m}") for m in (7, 2)),
+        (lambda: draw_memberships(1, 4, generator(0)), "records .* got 1"),
         *((lambda t=t: loss_of(timesteps=t), "timesteps") for t in ([3], [])),
         (lambda: loss_of(draws=0), "draws"),
         (lambda: loss_of(n=0), "records"),
@@ -318,7 +318,7 @@ def table() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rng = generator(1, "table")
     losses = 0.2 + torch.rand(7, 9, 2, generator=rng, dtype=torch.float64)
     population = torch.tensor([0, 1, 0, 1, 1, 0, 0, 1, 0], dtype=torch.bool)
-    return losses[0].log(), losses[1:].log(), halves(9, 6, rng), population
+    return losses[0].log(), losses[1:].log(), draw_memberships(9, 6, rng), population
 
 
 def ratio(losses: list[float], inside: list[bool], own: float, a: float | None) -> float:
@@ -356,7 +356,7 @@ def test_by_loops_over_a_table(monkeypatch: pytest.MonkeyPatch, online: bool) ->
 def memorised(records: int, left: float) -> tuple[Tensor, Tensor]:
     """(statistics of 8 shadows (8, N, 1), inside): a shadow's loss of a record that it has is `left` times as large."""
     rng = generator(2, "memorised")
-    inside = halves(records, 8, rng)
+    inside = draw_memberships(records, 8, rng)
     hard = 0.02 + 0.2 * torch.rand(records, 1, generator=rng, dtype=torch.float64)
     noise = 0.1 * torch.randn(8, records, 1, generator=rng, dtype=torch.float64)
     return (hard * torch.where(inside[..., None], left, 1.0)).log() + noise, inside

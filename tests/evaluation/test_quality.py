@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from raydiff import tree
 from raydiff.data.datasets import Dataset, Records
 from raydiff.data.modality import PICTURES
-from raydiff.data.picture_files import picture, to_bytes
+from raydiff.data.picture_files import to_bytes, to_picture
 from raydiff.data.records import half_counts
 from raydiff.evaluation import suite
 from raydiff.evaluation.evaluation_settings import Evaluation
@@ -152,19 +152,19 @@ def test_only_its_distances_are_fid_and_kid() -> None:
 def test_without_weights_it_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inception, "USUAL", tmp_path)
     with pytest.raises(ValueError, match=f"{tmp_path}/{inception.FILE}: download https.* or give evaluation.weights$"):
-        suite.check(Evaluation(features="inception", attacks=None), dataset(), [records(0, 1)])
-    suite.check(Evaluation(dim=4, attacks=None), dataset(), [records(0, 1)])
+        suite.check_evaluation(Evaluation(features="inception", attacks=None), dataset(), [records(0, 1)])
+    suite.check_evaluation(Evaluation(dim=4, attacks=None), dataset(), [records(0, 1)])
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^evaluation.weights must be the file inception-2015-12-05.pt or its folder"):
-        inception.check(str(tmp_path / "gone.pt"))
+        inception.check_weights(str(tmp_path / "gone.pt"))
     (tmp_path / "x.pt").write_bytes(b"no archive")
     with pytest.raises(ValueError, match=r"x.pt does not hold clean-fid's Inception \(RuntimeError\)$"):
-        inception.check(str(tmp_path / "x.pt"))
+        inception.check_weights(str(tmp_path / "x.pt"))
     torch.jit.save(torch.jit.script(Means()), str(tmp_path / "means.pt"))
     with pytest.raises(ValueError, match=r"means.pt does not hold clean-fid's Inception \(AttributeError\)$"):
-        inception.check(str(tmp_path / "means.pt"))
+        inception.check_weights(str(tmp_path / "means.pt"))
 
 
 # --- Pictures from the data's scale to 8 bits; curves of a new client's training and of attacks
@@ -184,10 +184,10 @@ def test_bytes_are_what_a_data_set_reads_back() -> None:
 
 def test_grey_and_colour() -> None:
     pixels = torch.arange(24, dtype=torch.uint8).view(2, 4, 3)
-    assert np.array_equal(np.asarray(picture(pixels)), pixels.numpy()) and picture(pixels).size == (4, 2)
-    assert picture(pixels[:, :, :1]).mode == "L"
+    assert np.array_equal(np.asarray(to_picture(pixels)), pixels.numpy()) and to_picture(pixels).size == (4, 2)
+    assert to_picture(pixels[:, :, :1]).mode == "L"
     with pytest.raises(ValueError, match=r"^a picture has 1 or 3 channels, got 2$"):
-        picture(pixels[:, :, :2])
+        to_picture(pixels[:, :, :2])
 
 
 def row(rate: float, epoch: int, kd: float) -> dict[str, float]:

@@ -12,7 +12,7 @@ from raydiff.data.datasets import Dataset
 from raydiff.data.records import Records
 from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.evaluation.quality import downstream, features
-from raydiff.evaluation.quality.distances import halves
+from raydiff.evaluation.quality.distances import split_halves
 from raydiff.evaluation.quality.neighbours import coverage
 from raydiff.evaluation.sample_metrics import Drawn, sample_coverage
 from raydiff.evaluation.suite import Instruments
@@ -103,7 +103,7 @@ def test_coverage_is_the_mean_over_both_halves() -> None:
     )
     vars(drawn)["features"] = (made, real)
     result = columns(sample_coverage(drawn))
-    a, b = (real[half] for half in halves(of, generator(0, "reference halves")))
+    a, b = (real[half] for half in split_halves(of, generator(0, "reference halves")))
     each = [coverage(made, half, neighbours=2) for half in (a, b)]
     assert result["recall/all"] == sum(c["recall"] for c in each) / 2
     assert result["coverage/all_real"] == coverage(a, b, neighbours=2)["coverage"]

@@ -14,12 +14,12 @@ from cases import slow_but
 from torch import Tensor
 from torch.nn import functional as F
 
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import Data, load_dataset
 from raydiff.data.modality import TableRows
 from raydiff.data.partition import ByClass, Iid
 from raydiff.evaluation.attacks import anonymeter, closest, domias
 from raydiff.evaluation.attacks.anonymeter import Risk
-from raydiff.evaluation.attacks.membership import AttackResult, attack as judge, wilson
+from raydiff.evaluation.attacks.membership import AttackResult, attack_membership as judge, wilson
 from raydiff.evaluation.evaluation_settings import Evaluation, RowAudit
 from raydiff.evaluation.quality import downstream, table_fidelity as tables
 from raydiff.evaluation.quality.downstream import NETWORKS, readings, train
@@ -36,7 +36,7 @@ from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training
 from raydiff.results.finished import open_finished
-from raydiff.results.generation import GenerationRequest, write
+from raydiff.results.generation import GenerationRequest, write_samples
 from raydiff.seeding import generator
 
 MODEL = DiscreteDiffusion(hidden=32, layers=3, steps=5)
@@ -117,7 +117,7 @@ def experiment(people: Path) -> Experiment:
 
 
 def test_a_table_is_loaded_as_records_of_codes(experiment: Experiment) -> None:
-    dataset = load(replace(experiment.data, bins=5))
+    dataset = load_dataset(replace(experiment.data, bins=5))
     assert dataset.shape == (1, 1, 3)
     assert dataset.cardinalities == (3,)  # one of them for labels that no public row has
     assert dataset.label_names == (("no", "yes", "(other)"),)
@@ -150,7 +150,7 @@ def test_a_table_is_loaded_as_records_of_codes(experiment: Experiment) -> None:
 )
 def test_what_is_for_pictures_is_refused_of_tables(experiment: Experiment, fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says.replace(".", r"\.")):
-        load(replace(experiment.data, **fields))
+        load_dataset(replace(experiment.data, **fields))
 
 
 @pytest.mark.parametrize(
@@ -171,22 +171,22 @@ def test_what_is_for_pictures_is_refused_of_tables(experiment: Experiment, field
 )
 def test_models_and_instruments_go_with_the_data(experiment: Experiment, values: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        trial.resolve(overrides.override(experiment, values))
+        trial.resolve_on_data(overrides.override(experiment, values))
 
 
 def test_records_are_left_out_by_the_bound_of_a_discrete_diffusion_alone(experiment: Experiment) -> None:
     """Else `audit.remove` would be a setting that nothing reads."""
     counted = replace(experiment, method=Marginals(epsilon=None), audit=RowAudit())
-    trial.resolve(counted)
+    trial.resolve_on_data(counted)
     with pytest.raises(ValueError, match=r"audit\.remove must be 0 .*, got 0\.1"):
-        trial.resolve(replace(counted, audit=RowAudit(remove=0.1)))
+        trial.resolve_on_data(replace(counted, audit=RowAudit(remove=0.1)))
 
 
 def test_rows_of_one_label_cannot_be_attacked(experiment: Experiment) -> None:
     apart = replace(experiment, partition=ByClass())
-    trial.resolve(apart)
+    trial.resolve_on_data(apart)
     with pytest.raises(ValueError, match="client 0 has rows of one label only: evaluation"):
-        trial.resolve(replace(apart, evaluation=Evaluation()))
+        trial.resolve_on_data(replace(apart, evaluation=Evaluation()))
 
 
 # --- trials ---
@@ -194,7 +194,7 @@ def test_rows_of_one_label_cannot_be_attacked(experiment: Experiment) -> None:
 
 def finished(experiment: Experiment, folder: Path) -> tuple[trial.Trial, dict[str, Any]]:
     opened = open_trial(experiment, folder)
-    return opened, list(trial.run(opened, trial.local_executor(opened)))[-1]
+    return opened, list(trial.run_trial(opened, trial.local_executor(opened)))[-1]
 
 
 AVERAGED: dict[str, Any] = {"model": MODEL, "rounds": 2, "local": SHORT}
@@ -220,7 +220,7 @@ def test_methods_train_on_a_table_from_start_to_end(name: str, experiment: Exper
     done = open_finished(opened.folder)
     for client in (1,) if name == "localonly" else (1, None):
         out = tmp_path / str(client)
-        privacy = write(done, client, out, GenerationRequest(num=6, per_class=True), code={})
+        privacy = write_samples(done, client, out, GenerationRequest(num=6, per_class=True), code={})
         assert privacy == ("none" if client is not None else str(done.published))
         assert json.loads((out / "card.json").read_text())["privacy"] == privacy
         made = pd.read_csv(out / "rows.csv")
@@ -353,7 +353,7 @@ def test_dropout_is_in_training_alone() -> None:
 def test_refusals() -> None:
     for names in (["mlp", "x"], ["mlp", "mlp"]):
         with pytest.raises(ValueError, match="downstream must name"):
-            downstream.check(names)
+            downstream.check_classifier_names(names)
     with pytest.raises(ValueError, match="at least 2 records"):
         train("linear", *stripes(1, "a"), classes=3, rng=generator(0))
     assert len(train("linear", *stripes(2, "a"), classes=3, rng=generator(0)).right(*stripes(6, "t"))) == 6
@@ -389,10 +389,10 @@ def apart(one: Tensor, other: Tensor, spans: tuple[int, ...] = SPANS) -> float:
 def test_distances_are_those_of_each_column_by_itself() -> None:
     rows, records = torch.randint(6, (7, 5), generator=generator(0)), torch.randint(6, (9, 5), generator=generator(1))
     spans = (4, 0, 3, 0, 4)  # codes beyond a span are missing values
-    result = closest.distances(rows, records, spans=spans)
+    result = closest.row_distances(rows, records, spans=spans)
     assert result.tolist() == [[pytest.approx(apart(a, b, spans)) for b in records] for a in rows]
     counted = torch.rand(7, 5, generator=generator(2)) < 0.5
-    part = closest.distances(rows, records, spans=spans, columns=counted)
+    part = closest.row_distances(rows, records, spans=spans, columns=counted)
     for i, j in itertools.product(range(7), range(9)):
         c = counted[i]
         chosen = tuple(s for s, keep in zip(spans, c.tolist(), strict=True) if keep)
@@ -402,11 +402,11 @@ def test_distances_are_those_of_each_column_by_itself() -> None:
 def test_equal_distances_are_equal_to_the_bit() -> None:
     one, other = torch.tensor([[0, 0]]), torch.tensor([[1, 2], [3, 0], [2, 1]])
     assert 0.1 + 0.2 != 0.3
-    assert closest.distances(one, other, spans=(10, 10)).unique().tolist() == [0.3]
+    assert closest.row_distances(one, other, spans=(10, 10)).unique().tolist() == [0.3]
 
 
 def test_the_nearest_is_one_of_equals_by_lot() -> None:
-    drawn = closest.nearest(torch.tensor([[2.0, 1.0, 1.0, 3.0]]).repeat(600, 1), generator(0))
+    drawn = closest.nearest_records(torch.tensor([[2.0, 1.0, 1.0, 3.0]]).repeat(600, 1), generator(0))
     assert drawn.unique().tolist() == [1, 2] and 240 < int((drawn == 1).sum()) < 360
 
 
@@ -415,7 +415,7 @@ def test_the_nearest_is_one_of_equals_by_lot() -> None:
 
 def of_domias(made: Tensor) -> AttackResult:
     inside, outside = (
-        domias.scores(records, made=made, reference=REFERENCE, spans=SPANS) for records in (MEMBERS, NONMEMBERS)
+        domias.domias_scores(records, made=made, reference=REFERENCE, spans=SPANS) for records in (MEMBERS, NONMEMBERS)
     )
     return judge(
         calibration_members=inside[:60],
@@ -435,7 +435,7 @@ def risks(made: Tensor) -> dict[str, Risk]:
 
 
 def test_rows_copied_from_members_are_found() -> None:
-    near = closest.attack(MEMBERS, **KNOWN, spans=SPANS, rng=generator(5))
+    near = closest.measure_closeness(MEMBERS, **KNOWN, spans=SPANS, rng=generator(5))
     assert near.dcr > 0.95 and near.dcr_interval[0] > 0.85
     assert near.nndr > 0.95 and near.nndr_interval[0] > 0.8
     for name, result in risks(MEMBERS).items():
@@ -446,7 +446,7 @@ def test_rows_copied_from_members_are_found() -> None:
 
 
 def test_rows_that_are_independent_of_members_are_not() -> None:
-    near = closest.attack(STRANGERS, **KNOWN, spans=SPANS, rng=generator(5))
+    near = closest.measure_closeness(STRANGERS, **KNOWN, spans=SPANS, rng=generator(5))
     for low, high in (near.dcr_interval, near.nndr_interval):
         assert low < 0.5 < high and 0.05 < high - low < 0.4
     for name, result in risks(STRANGERS).items():
@@ -480,7 +480,7 @@ def test_shares_are_those_of_all_distances(monkeypatch: pytest.MonkeyPatch) -> N
         a, b = round(to_members[0], 9), round(to_others[0], 9)
         dcr += (a < b) + 0.5 * (a == b)
         nndr += (one < other) + 0.5 * (one == other)
-    result = closest.attack(made, members=inside, nonmembers=outside, spans=SPANS, rng=generator(0))
+    result = closest.measure_closeness(made, members=inside, nonmembers=outside, spans=SPANS, rng=generator(0))
     assert (result.dcr, result.nndr) == (pytest.approx(dcr / 15), pytest.approx(nndr / 15))
 
 
@@ -488,7 +488,7 @@ def test_the_interval_is_as_wide_as_drawing_members_by_lot_makes_it() -> None:
     """All made rows lie at one record of 2 x 3: who has it decides everything, however many rows there are."""
     records = table(6, 20)
     made = records[:1].repeat(500, 1)
-    result = closest.attack(made, members=records[:3], nonmembers=records[3:], spans=SPANS, rng=generator(0))
+    result = closest.measure_closeness(made, members=records[:3], nonmembers=records[3:], spans=SPANS, rng=generator(0))
     assert result.dcr == 1 and result.dcr_interval == (0.5, 1.0)
 
 
@@ -498,7 +498,7 @@ def test_intervals_of_nothing_hold_one_half() -> None:
     held = [0, 0]
     for pair in range(40):
         made, inside, outside = (table(n, 100 + 3 * pair + i) for i, n in enumerate((200, 40, 40)))
-        result = closest.attack(made, members=inside, nonmembers=outside, spans=SPANS, rng=generator(pair))
+        result = closest.measure_closeness(made, members=inside, nonmembers=outside, spans=SPANS, rng=generator(pair))
         for i, (low, high) in enumerate((result.dcr_interval, result.nndr_interval)):
             held[i] += low <= 0.5 <= high
     assert min(held) >= 34
@@ -545,7 +545,7 @@ def test_a_risk_is_anonymeters() -> None:
 def test_the_score_is_the_logarithm_of_two_densities(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(domias, "BATCH", 3)
     records, made, reference = table(4, 15), table(6, 16), table(5, 17)
-    result = domias.scores(records, made=made, reference=reference, spans=SPANS)
+    result = domias.domias_scores(records, made=made, reference=reference, spans=SPANS)
     for i, j in itertools.product(range(4), range(len(domias.BANDWIDTHS))):
         of_made, of_reference = (
             sum(math.exp(-apart(records[i], row) / domias.BANDWIDTHS[j]) for row in rows) / len(rows)

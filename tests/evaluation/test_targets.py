@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import Data, load_dataset
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import membership, scores as attacks, targets
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import Deployed, Target, Upload, Uploads
-from raydiff.federated.rounds import LocalExecutor, rounds
+from raydiff.federated.rounds import LocalExecutor, run_rounds
 from raydiff.formats.metric_records import columns
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
@@ -37,18 +37,20 @@ def evaluated(method: Any, own: list[Records], **changes: Any) -> list[targets.S
     arguments = {"names": ("pia", "sima"), "members": 100, "calibration": pictures(30, 8), "test": pictures(40, 9)}
 
     def instrument(deployed: Deployed, records: Records, rng: torch.Generator) -> targets.Scores:
-        return targets.scores(deployed, records, **{**arguments, **changes})
+        return targets.score_deployed(deployed, records, **{**arguments, **changes})
 
     pool = LocalExecutor([Client(i, method, d, keys=KEYS) for i, d in enumerate(own)], lambda split: instrument)
-    last = list(rounds(method, pool, keys=KEYS))[-1]
+    last = list(run_rounds(method, pool, keys=KEYS))[-1]
     return list(pool.evaluate(pool.clients, last.sent, last.number, "test"))
 
 
 def test_non_members_of_a_shared_model_are_scored_for_the_first_client_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two attacks: four roles of each of three targets for the first client, then two of the shared targets'."""
     method, own = PFDM(model=SMALL, clip=3.0, **BRIEF), [pictures(10, i) for i in range(3)]
-    each, asked, scores = evaluated(method, own), [], attacks.scores
-    monkeypatch.setattr(attacks, "scores", lambda *arguments, **more: asked.append(0) or scores(*arguments, **more))
+    each, asked, scores = evaluated(method, own), [], attacks.score_records
+    monkeypatch.setattr(
+        attacks, "score_records", lambda *arguments, **more: asked.append(0) or scores(*arguments, **more)
+    )
     together = evaluated(method, own, cache={})
     assert len(asked) == 2 * (3 * 4 + 2 * (4 + 2 * 2))
     for one, other in zip(each, together, strict=True):
@@ -119,9 +121,11 @@ def test_a_record_is_scored_by_the_prompt_that_knows_it_best() -> None:
 
     splits = {"names": ("sima",), "members": 20, "calibration": pictures(6, 1), "test": pictures(8, 2)}
     deployed = pool(right_for(True), right_for(False))
-    assert all((scores == 0).all() for scores in targets.scores(deployed, own, **splits)["pool"]["sima"].values())
+    assert all(
+        (scores == 0).all() for scores in targets.score_deployed(deployed, own, **splits)["pool"]["sima"].values()
+    )
     alone = pool(right_for(True))
-    scores = targets.scores(alone, own, **splits)["pool"]["sima"]["nonmembers"][:, 0]
+    scores = targets.score_deployed(alone, own, **splits)["pool"]["sima"]["nonmembers"][:, 0]
     assert torch.equal(scores == 0, splits["test"].images[:, 0, 0, 0] > 0)
 
 
@@ -131,13 +135,13 @@ def test_a_record_is_scored_by_the_prompt_that_knows_it_best() -> None:
 def test_the_distance_is_to_the_nearest_upload_of_the_class() -> None:
     own, candidates = pictures(6, 0), pictures(4, 1)
     uploads = Uploads(lambda r, noise: replace(r, images=0.5 * r.images), sent=own)
-    result = targets.distances(uploads, candidates)
+    result = targets.upload_distances(uploads, candidates)
     for i in range(4):
         alike = [j for j in range(6) if own.labels[j, 0] == candidates.labels[i, 0]]
         by_hand = min(float((own.images[j] - 0.5 * candidates.images[i]).norm()) for j in alike)
         assert float(result[i]) == pytest.approx(by_hand, rel=1e-6)
     other = replace(candidates, labels=candidates.labels + 7)
-    assert targets.distances(uploads, other).isinf().all()
+    assert targets.upload_distances(uploads, other).isinf().all()
 
 
 def test_uploads_without_protection_give_every_record_away_and_noised_ones_keep_to_their_ceiling() -> None:
@@ -198,10 +202,10 @@ def test_members_of_a_shared_model_are_pooled_and_those_of_the_clients_models_ar
     both = [{"global": {"pia": each}, "client": {"pia": each}} for each in (one, two)]
     result = columns(targets.summary(both))
     assert result["attack/global/pia/n_members"] == 120 and result["attack/global/pia/n_nonmembers"] == 60
-    each = [membership.attack(**r).auc for r in (one, two)]
+    each = [membership.attack_membership(**r).auc for r in (one, two)]
     assert result["attack/client/pia/auc"] == pytest.approx(sum(each) / 2)
     together = {k: torch.cat([one[k], two[k]]) if "non" not in k else one[k] for k in one}
-    assert result["attack/global/pia/auc"] == membership.attack(**together).auc
+    assert result["attack/global/pia/auc"] == membership.attack_membership(**together).auc
 
 
 def test_a_reading_that_one_client_has_too_few_records_for_is_left_out() -> None:
@@ -225,7 +229,7 @@ def test_proportions_are_kept_and_classes_that_are_not_there_are_left_out() -> N
 @pytest.fixture(scope="module")
 def overfitted() -> dict[str, float]:
     """A non-private denoiser of 40 digits, shown 200 times each, and one that saw neither set."""
-    splits = load(Data(train=80, public=0, validation=0, calibration=60, test=100)).splits
+    splits = load_dataset(Data(train=80, public=0, validation=0, calibration=60, test=100)).splits
     own, strangers = (splits["train"].select(torch.arange(80) % 2 == k) for k in (0, 1))
     model = DDPM(network=MLP(width=128, depth=2), timesteps=40)
     training = Training(steps=400, batch=20, learning_rate=2e-3)
@@ -237,7 +241,7 @@ def overfitted() -> dict[str, float]:
     arguments = {"calibration": splits["calibration"], "test": splits["test"]}
     names = tuple(attacks.ATTACKS)
     return columns(
-        targets.summary([targets.scores(Deployed(targets=attacked), own, names=names, members=40, **arguments)])
+        targets.summary([targets.score_deployed(Deployed(targets=attacked), own, names=names, members=40, **arguments)])
     )
 
 

@@ -17,18 +17,18 @@ from commands import changes
 import raydiff as rd
 from raydiff.cli import arguments
 from raydiff.data import datasets
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import Data, load_dataset
 from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Pooled, UnseenClients
 from raydiff.data.tables.cells import Csv
 from raydiff.evaluation.evaluation_settings import Evaluation, RowAudit
 from raydiff.experiment import config, overrides, presets as names, trial
-from raydiff.experiment.client_records import shares
+from raydiff.experiment.client_records import client_shares
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.measurements import _label_distance
-from raydiff.experiment.overrides import convert, flat, has_path, override, to_dict
+from raydiff.experiment.overrides import flatten_settings, has_path, override, parse_field, to_dict
 from raydiff.experiment.presets import PRESETS
 from raydiff.experiment.study import Arm, trials as trials_of, varying
-from raydiff.experiment.trial import resolve
+from raydiff.experiment.trial import resolve_on_data
 from raydiff.lookup import distinguishing_fields
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpmerf import DPMERF
@@ -184,17 +184,17 @@ def test_json_of_another_version_is_refused_by_name(tiny: Experiment) -> None:
 
 
 def test_what_is_printed_names_every_field_but_shows_no_secret(tiny: Experiment) -> None:
-    shown = flat(replace(tiny, runtime=Runtime(noise_secret="ab" * 16)))
+    shown = flatten_settings(replace(tiny, runtime=Runtime(noise_secret="ab" * 16)))
     assert set(shown) == {*fields(tiny)} - {"evaluation"}  # a field of one dataclass or none has no name to show
     kinds = [shown[path] for path in ("method", "method.model.network", "partition")]
     assert kinds == ["PFDM", "MLP", "MajorityMinority"]
-    assert shown["runtime.noise_secret"] == "given" and flat(tiny)["runtime.noise_secret"] == "random"
+    assert shown["runtime.noise_secret"] == "given" and flatten_settings(tiny)["runtime.noise_secret"] == "random"
     assert "abab" not in str(shown)
 
 
 def test_resolve_fills_in_what_the_data_tell() -> None:
-    dataset = load(Data())
-    resolved = config.resolve(Experiment(method=LocalOnly(model=DDPM(shape=(3, 32, 32), labels=()))), dataset)
+    dataset = load_dataset(Data())
+    resolved = config.resolve_shapes(Experiment(method=LocalOnly(model=DDPM(shape=(3, 32, 32), labels=()))), dataset)
     assert (resolved.method.model.shape, resolved.method.model.labels) == ((1, 8, 8), (10,))
     assert resolved.data_digest == ""
 
@@ -216,18 +216,18 @@ TYPED += [("method.model.network", "UNet", UNet)]
 
 @pytest.mark.parametrize(("path", "text", "value"), TYPED)
 def test_values_are_typed_by_their_field(tiny: Experiment, path: str, text: Any, value: Any) -> None:
-    converted = convert(tiny, path, text)
+    converted = parse_field(tiny, path, text)
     assert converted == value and type(converted) is type(value)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_field_can_be_said_as_it_is_printed(tiny: Experiment, name: str) -> None:
     experiment = EXPERIMENTS[name](tiny)
-    for path, value in flat(experiment).items():
+    for path, value in flatten_settings(experiment).items():
         if path == "runtime.noise_secret" or value == "":
             continue
         text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        assert override(experiment, {path: convert(experiment, path, text)}) == experiment, path
+        assert override(experiment, {path: parse_field(experiment, path, text)}) == experiment, path
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_every_field_can_be_said_as_it_is_printed(tiny: Experiment, name: str) -
 )
 def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
-        convert(tiny, path, text)
+        parse_field(tiny, path, text)
 
 
 OUT_OF_RANGE = [("clients", 0), ("participants", 3), ("min_clients", 0), ("min_clients", 3)]
@@ -290,9 +290,9 @@ def test_overrides_are_checked_together(tiny: Experiment) -> None:
 
 
 def test_override_changes_nothing_else(tiny: Experiment) -> None:
-    before, after = flat(tiny), flat(override(tiny, {"method.local.steps": 9, "seed": 4}))
+    before, after = flatten_settings(tiny), flatten_settings(override(tiny, {"method.local.steps": 9, "seed": 4}))
     assert {path for path in before if before[path] != after[path]} == {"method.local.steps", "seed"}
-    assert flat(tiny) == before
+    assert flatten_settings(tiny) == before
 
 
 def test_a_switch_keeps_the_fields_in_common(tiny: Experiment) -> None:
@@ -399,7 +399,7 @@ def at(tmp_path: Path, text: str = WHOLE) -> str:
 
 
 def test_a_file_is_its_preset_with_what_it_says(tmp_path: Path) -> None:
-    name, study, rest = arguments.preset([at(tmp_path), "--seed", "3"])
+    name, study, rest = arguments.split_preset([at(tmp_path), "--seed", "3"])
     expected = override(
         PRESETS["digits"]().experiment,
         {
@@ -495,9 +495,9 @@ def test_what_will_be_drawn_is_named_though_all_have_one_value_yet() -> None:
 
 def test_labels_that_differ_raise_the_ceiling_by_their_total_variation(tiny: Experiment) -> None:
     """Two clients with all classes, five often and five seldom, are together like the test split; one is not."""
-    resolved = resolve(tiny)
-    dataset = load(resolved.data)
-    parts = shares(resolved, dataset)
+    resolved = resolve_on_data(tiny)
+    dataset = load_dataset(resolved.data)
+    parts = client_shares(resolved, dataset)
     test = dataset.splits["test"].labels[:, 0].bincount(minlength=10).double()
     mixes = [dataset.splits["train"].labels[part, 0].bincount(minlength=10).double() for part in parts]
     apart = float((mixes[0] / mixes[0].sum() - test / test.sum()).abs().sum() / 2)
@@ -513,7 +513,7 @@ def test_labels_that_differ_raise_the_ceiling_by_their_total_variation(tiny: Exp
 
 def public_images(data):
     """Of the public split; a cap on the training records moves no other split, and saves reading them."""
-    return datasets.load(replace(data, train=100)).splits["public"].images
+    return datasets.load_dataset(replace(data, train=100)).splits["public"].images
 
 
 CLIPPED = {name for name, study in names.PRESETS.items() if isinstance(study().experiment.method, PFDM)}
@@ -538,7 +538,7 @@ def test_coloured_pictures_are_clipped_around_black_to_the_papers_norm():
 
 def test_digits_needs_no_data_folder(monkeypatch):
     monkeypatch.delenv("RAYDIFF_DATA", raising=False)
-    assert trial.resolve(names.PRESETS["digits"]().experiment).method.model.shape == (1, 8, 8)
+    assert trial.resolve_on_data(names.PRESETS["digits"]().experiment).method.model.shape == (1, 8, 8)
 
 
 @pytest.mark.parametrize("name", ["collaboration", "collaboration-colour", "frontier"])
@@ -565,10 +565,10 @@ DIFFER = {("frontier", "PFDM", "DPSGD"): {"method.accountant": ("exact", "pld")}
 def test_arms_differ_in_nothing_but_what_they_declare(name):
     """And every denoiser of pictures has the one recipe, which a preset derived from another could lose."""
     study = names.PRESETS[name]()
-    base = overrides.flat(study.experiment)
+    base = overrides.flatten_settings(study.experiment)
     for arm in (Arm(), *study.beside):
         experiment = arm.apply(study.experiment)
-        other = overrides.flat(experiment)
+        other = overrides.flatten_settings(experiment)
         apart = {k: (base[k], other[k]) for k in base.keys() & other.keys() - {"method"} if base[k] != other[k]}
         declared = tuple(f"{path}." for path in arm.changes if path != "method")
         undeclared = {k: v for k, v in apart.items() if not f"{k}.".startswith(declared)}
@@ -596,7 +596,7 @@ def test_the_arms_of_a_comparison_for_unseen_clients_differ_in_the_method_alone(
 def frontier():
     """The resolved methods of its arms."""
     study = names.PRESETS["frontier"]()
-    return [trial.resolve(e).method for e in trials_of(study.experiment, {}, study.beside)]
+    return [trial.resolve_on_data(e).method for e in trials_of(study.experiment, {}, study.beside)]
 
 
 def test_the_frontier_has_every_kind_of_guarantee_and_differs_in_method_and_privacy_alone(frontier):
@@ -633,7 +633,7 @@ def test_all_that_states_an_epsilon_per_example_under_replace_one_stands_in_one_
 @pytest.mark.parametrize("name", ["tabular-adult", "tabular-german"])
 def test_every_arm_on_a_table_resolves_with_a_fifth_of_the_rows_as_members(name, data_root):
     study = names.PRESETS[name]()
-    trials = [trial.resolve(e) for e in trials_of(study.experiment, {**study.grid, "seed": (0,)}, study.beside)]
+    trials = [trial.resolve_on_data(e) for e in trials_of(study.experiment, {**study.grid, "seed": (0,)}, study.beside)]
     assert all(e.data.test == 4 * e.data.train and e.evaluation.attacks for e in trials)
     kinds = Counter((type(e.method).__name__, e.clients, type(e.method.model.schedule).__name__) for e in trials)
     of_local = {("LocalOnly", 1, "Linear"): 10, ("LocalOnly", 1, "Sigmoid"): 4, ("LocalOnly", 1, "Cosine"): 2}

@@ -73,8 +73,8 @@ def test_metric_outcome_frontier_and_report_say_one_epsilon(
         (resolved.folder / path).unlink(missing_ok=True)
     ledgers = list(grown(setup, messages))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trial, "rounds", lambda *_, **__: (Progress(n, {}, at, {}) for n, at in enumerate(ledgers)))
-        running = trial.run(resolved, None)  # type: ignore[arg-type]
+        patch.setattr(trial, "run_rounds", lambda *_, **__: (Progress(n, {}, at, {}) for n, at in enumerate(ledgers)))
+        running = trial.run_trial(resolved, None)  # type: ignore[arg-type]
         for _ in ledgers:
             next(running)
         unfinished = stated_by_files(resolved, "unfinished")

@@ -21,7 +21,7 @@ from raydiff.data.partition import ByClass, Iid
 from raydiff.experiment import spending, trial
 from raydiff.experiment.client_records import privacy_units
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.ledgers import ledger_of, planned
+from raydiff.experiment.ledgers import ledger_of, plan_ledger
 from raydiff.experiment.trial import Trial, open_trial
 from raydiff.federated.client import Failed
 from raydiff.formats.metric_records import Metric
@@ -59,7 +59,7 @@ def opened(experiment: Experiment, storage: Path, name: str) -> Trial:
 
 
 def execute(this: Trial) -> list[dict[str, Any]]:
-    return list(trial.run(this, trial.local_executor(this)))
+    return list(trial.run_trial(this, trial.local_executor(this)))
 
 
 def charges(this: Trial) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ def test_a_budget_changes_no_digest_and_no_number(protocol: Experiment, tmp_path
 
 def test_what_is_run_again_is_charged_once(protocol: Experiment, tmp_path: Path) -> None:
     this = opened(budgeted(protocol), tmp_path, "a")
-    results = trial.run(this, trial.local_executor(this))
+    results = trial.run_trial(this, trial.local_executor(this))
     next(results)  # Round 0, with the only upload, counts.
     assert len(charges(this)) == 1
     results.close()  # type: ignore[attr-defined]
@@ -134,14 +134,14 @@ def test_the_plan_is_what_the_ledger_says_in_the_end(protocol: Experiment, tmp_p
     this = opened(list(_methods(protocol))[which], tmp_path, "a")
     execute(this)
     sent = [(e.round, e.client, e.event) for e in ledger_of(this.folder).entries if e.event != Nothing()]
-    assert sent == [(e.round, e.client, e.event) for e in planned(this.experiment).entries if e.event != Nothing()]
+    assert sent == [(e.round, e.client, e.event) for e in plan_ledger(this.experiment).entries if e.event != Nothing()]
     assert sent
 
 
 def test_what_was_sent_before_there_was_a_budget_counts(protocol: Experiment, tmp_path: Path) -> None:
     before, begun = opened(protocol, tmp_path, "before"), opened(replace(protocol, seed=1), tmp_path, "begun")
     execute(before)
-    going = trial.run(begun, trial.local_executor(begun))
+    going = trial.run_trial(begun, trial.local_executor(begun))
     next(going)
     first = opened(budgeted(protocol, seed=2), tmp_path, "first")
     execute(first)
@@ -189,7 +189,7 @@ def test_units_are_told_apart_by_their_rows_and_by_nothing_else(
 ) -> None:
     cut = replace(tiny.data, split_seed=seed, public=public, test=test, validation=validation)
     other = replace(tiny, data=cut, seed=9, clients=tiny.clients)
-    rows = [set(datasets.load(e.data).splits["public"].numbers.tolist()) for e in (tiny, other)]
+    rows = [set(datasets.load_dataset(e.data).splits["public"].numbers.tolist()) for e in (tiny, other)]
     digests = [privacy_units(e, "example", b"key")["digest"] for e in (tiny, other)]
     assert (digests[0] == digests[1]) == (rows[0] == rows[1])
     assert privacy_units(tiny, "example", b"other")["digest"] != digests[0]  # Nothing can be tried without the key.
@@ -200,7 +200,7 @@ def test_records_under_a_budget_are_no_public_ones_elsewhere(
 ) -> None:
     """Neither after it was begun nor before."""
     elsewhere = replace(protocol, data=replace(protocol.data, public_from="digits", name="other"))
-    monkeypatch.setattr(spending, "planned", lambda _: Ledger())
+    monkeypatch.setattr(spending, "plan_ledger", lambda _: Ledger())
     folder = tmp_path / "sweeps" / "s" / "trials" / "x"
     spending.charge(elsewhere, folder)  # No budget is known yet.
     write_text(folder / "config.json", json.dumps({"data": {"name": "other", "public_from": "digits"}}))
@@ -311,7 +311,7 @@ def test_what_is_covered_reveals_no_more() -> None:
 def planned_sweep(experiment: Experiment, storage: Path) -> Planned:
     """A sweep of four seeds."""
     base, secret = replace(experiment, runtime=replace(experiment.runtime, storage=str(storage))), b"0" * 32
-    trials = tuple(trial.resolve(replace(base, seed=seed), secret) for seed in range(4))
+    trials = tuple(trial.resolve_on_data(replace(base, seed=seed), secret) for seed in range(4))
     folder = storage / "sweeps" / "s"
     return Planned(preset="x", folder=folder, base=trials[0], trials=trials, secret=secret, metric=Metric(name=""))
 
@@ -388,7 +388,7 @@ def refused(protocol: Experiment, storage: Path, why: str, name: str = "c") -> N
             execute(this)
         assert not list(this.folder.glob("releases/*")) and not list(this.folder.glob("commit-*"))
         with pytest.raises(ValueError, match=why):
-            spending.check([this.experiment], this.sweep)
+            spending.check_spending([this.experiment], this.sweep)
     with pytest.raises(ValueError, match=why):
         budget_command.main(["--storage", str(storage)])
 

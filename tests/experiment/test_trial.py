@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from raydiff.data import picture_files
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import Data, load_dataset
 from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Pooled, UnseenClients
 from raydiff.evaluation import suite as evaluate
 from raydiff.evaluation.evaluation_settings import Evaluation
@@ -49,7 +49,7 @@ Finished = tuple[Trial, list[dict[str, Any]]]
 
 
 def execute(opened: Trial) -> list[dict[str, Any]]:
-    return list(trial.run(opened, trial.local_executor(opened)))
+    return list(trial.run_trial(opened, trial.local_executor(opened)))
 
 
 def numbers(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def test_a_server_that_adds_no_noise_is_found_by_an_attack_on_its_model(
     method = FedAvg(model=model, rounds=1, local=Training(steps=300, batch=16), averaging=averaging)
     instruments = Evaluation(members=30, attacks=("loss",), metrics=("accuracy",))
     opened = open_trial(replace(tiny, method=method, partition=Iid(), evaluation=instruments), tmp_path)
-    ceiling = f"{gaussian.auc_ceiling(accountants.mu_for(1.0, 1e-5)):.4g}"
+    ceiling = f"{gaussian.gaussian_auc_ceiling(accountants.mu_for(1.0, 1e-5)):.4g}"
     with pytest.raises(AboveCeiling, match=rf"attack \w+ on target global .* the ceiling {ceiling} that the ledger"):
         execute(opened)
 
@@ -148,7 +148,7 @@ def test_labels_are_covered_where_the_partition_leaves_them_private(tiny: Experi
         ({"partition": Iid(), "unseen": late}, True),
     ):
         experiment = replace(_dpsgd(tiny), **changes)
-        for view in trial.guarantees(odometer, experiment):
+        for view in trial.state_guarantees(odometer, experiment):
             assert (view.declared == ("labels",)) == public == ("public by declaration: labels" in str(view))
 
 
@@ -220,15 +220,15 @@ def test_the_control_of_public_pictures_alone_sends_nothing(
 def test_a_finished_trial_gives_its_numbers_again_and_does_nothing(finished: tuple[Trial, list[Any]]) -> None:
     opened, results = finished
     before = {p: p.stat().st_mtime_ns for p in opened.sweep.rglob("*")}
-    assert list(trial.run(opened, None)) == results[-1:]  # type: ignore[arg-type]
+    assert list(trial.run_trial(opened, None)) == results[-1:]  # type: ignore[arg-type]
     assert {p: p.stat().st_mtime_ns for p in opened.sweep.rglob("*")} == before
 
 
 def test_config_json_is_enough_to_run_it_again(finished: Finished) -> None:
     opened, _ = finished
-    read = config.read(opened.folder / "config.json")
+    read = config.read_config(opened.folder / "config.json")
     assert read.digest == opened.experiment.digest == opened.folder.name
-    assert read.data_digest == config.keyed(load(read.data), bytes.fromhex(SECRET))
+    assert read.data_digest == config.keyed(load_dataset(read.data), bytes.fromhex(SECRET))
     assert overrides.override(read, {"runtime.noise_secret": SECRET}) == opened.experiment
 
 
@@ -240,9 +240,9 @@ def test_a_trial_begins_as_it_was_resolved_and_on_the_same_data_alone(
 ) -> None:
     """The driver resolves, once; a coordinator that finds other data under the name refuses, and writes nothing."""
     trial.keep_secret(tmp_path, b"the noise secret")
-    planned = Trial(trial.resolve(tiny, b"the noise secret"), tmp_path)
+    planned = Trial(trial.resolve_on_data(tiny, b"the noise secret"), tmp_path)
     other = Trial(replace(planned.experiment, data_digest=f"hmac:{'0' * 64}"), tmp_path)
-    monkeypatch.setattr(trial, "resolve", lambda *_: pytest.fail("it is resolved again"))
+    monkeypatch.setattr(trial, "resolve_on_data", lambda *_: pytest.fail("it is resolved again"))
     with pytest.raises(ValueError, match=r"^the data set digits is not the one that the trial was planned for, .*"):
         trial.begin(other)
     assert not (tmp_path / "trials").exists()
@@ -253,7 +253,7 @@ def test_a_trial_begins_as_it_was_resolved_and_on_the_same_data_alone(
 def killed(experiment: Experiment, sweep: Path, done: int) -> Trial:
     """A trial whose process died after so many rounds."""
     opened = open_trial(experiment, sweep)
-    running = trial.run(opened, trial.local_executor(opened))
+    running = trial.run_trial(opened, trial.local_executor(opened))
     list(itertools.islice(running, done))
     running.close()  # type: ignore[attr-defined]
     return opened
@@ -294,7 +294,7 @@ def test_what_was_sent_in_a_round_that_never_committed_is_spent(protocol: Experi
     upload, _ = client.run({}, 0)
     (entry,) = ledger_of(opened.folder).entries
     assert (entry.round, entry.client, entry.event, entry.bytes) == (0, 1, upload.release.event, upload.release.nbytes)
-    trial.cut_short(opened.folder, "killed", reason="why")
+    trial.end_unfinished(opened.folder, "killed", reason="why")
     outcome = opened.outcome() or {}
     assert (outcome["outcome"], outcome["reason"]) == ("killed", "why")
     assert 0 < outcome["server"]["epsilon"] <= 10 and outcome["text"].startswith("epsilon ")
@@ -307,7 +307,7 @@ def test_a_trial_whose_ledger_is_damaged_ends_without_a_guarantee(protocol: Expe
     execute(opened)
     (opened.folder / "commit-00000.json").unlink()
     (opened.folder / "outcome.json").unlink()
-    trial.cut_short(opened.folder, "killed", reason="why")
+    trial.end_unfinished(opened.folder, "killed", reason="why")
     outcome = opened.outcome() or {}
     assert outcome["reason"] == "why" and outcome["server"]["epsilon"] == math.inf
     assert outcome["text"].startswith("epsilon inf (no guarantee: ") and "has lost commit 0" in outcome["text"]
@@ -329,7 +329,7 @@ def test_one_digit_of_a_commit_buys_no_epsilon(protocol: Experiment, tmp_path: P
     for read in (ledger_of, lambda _: execute(opened)):
         with pytest.raises(ValueError, match=damaged):
             read(opened.folder)
-    trial.cut_short(opened.folder, "failed", reason="why")
+    trial.end_unfinished(opened.folder, "failed", reason="why")
     outcome = opened.outcome() or {}
     assert outcome["server"]["epsilon"] == outcome["outsiders"]["epsilon"] == math.inf
     assert str(path) in outcome["text"]
@@ -389,7 +389,7 @@ def test_sweeps_have_their_own_noise_unless_the_secret_is_given(protocol: Experi
 def test_clients_share_the_training_records_and_no_others(protocol: Experiment, tmp_path: Path) -> None:
     opened = open_trial(replace(protocol, clients=3, partition=Iid()), tmp_path)
     held = [client.data.numbers.tolist() for client in make_clients(opened, range(3))]
-    train = load(protocol.data).splits["train"].numbers.tolist()
+    train = load_dataset(protocol.data).splits["train"].numbers.tolist()
     assert sorted(n for numbers in held for n in numbers) == sorted(train)
     (second,) = make_clients(opened, [1])
     assert (second.client_id, second.data.numbers.tolist()) == (1, held[1])
@@ -434,7 +434,7 @@ def joined(tiny: Experiment) -> Experiment:
 
 
 def tree_size(experiment: Experiment) -> int:
-    method = trial.resolve(experiment).method
+    method = trial.resolve_on_data(experiment).method
     assert isinstance(method, SPIRE)
     return sum(v.numel() for v in method.trained_model.init(torch.Generator()).values())
 
@@ -484,7 +484,7 @@ def test_a_trial_runs_on_the_threads_it_says(protocol: Experiment, tmp_path: Pat
         pool = trial.local_executor(opened)  # trains the feature network, where there is one
         assert torch.get_num_threads() == 2
         torch.set_num_threads(1)
-        next(trial.run(opened, pool))
+        next(trial.run_trial(opened, pool))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)

@@ -206,7 +206,7 @@ def test_a_trial_that_is_ended_elsewhere_has_spent_what_was_sent(noised, machine
     machine()
     elsewhere = begun(noised, uri)
     for this in (folder, elsewhere):
-        trial.cut_short(this.folder, "killed")
+        trial.end_unfinished(this.folder, "killed")
     assert elsewhere.outcome() == folder.outcome()
     ledger = ledger_of(elsewhere.folder)
     assert ledger == ledger_of(folder.folder) and [entry.round for entry in ledger.entries].count(2) == 2

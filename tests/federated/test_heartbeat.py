@@ -44,7 +44,7 @@ def test_each_participant_tells_its_steps_and_nothing_is_left(
     tmp_path: Path, tiny: Experiment, written: list[Heartbeat]
 ) -> None:
     this = trial.open_trial(dataclasses.replace(tiny, unseen=None), tmp_path)
-    assert list(trial.run(this, trial.local_executor(this)))[-1]["finished"]
+    assert list(trial.run_trial(this, trial.local_executor(this)))[-1]["finished"]
     clients = [beat for beat in written if beat.who != "the server"]
     assert [(b.who, b.turn, b.turns, b.step, b.steps) for b in clients] == [
         (f"client {number}", number, 2, step, 8) for number in range(2) for step in range(1, 9)

@@ -17,7 +17,7 @@ from raydiff import tree
 from raydiff.data.datasets import Records
 from raydiff.federated.client import Client, Failed, Keys, StateCache
 from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Method, Metrics, Round, Upload
-from raydiff.federated.rounds import LocalExecutor, Progress, rounds
+from raydiff.federated.rounds import LocalExecutor, Progress, run_rounds
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.models.training import Diverged
 from raydiff.privacy.filters import Budget
@@ -40,7 +40,7 @@ def records_of(number: int, count: int = 3) -> Records:
 class Walk(Method):
     """A client's state counts its rounds; it sends the count, noised. The server lists what it got."""
 
-    rounds: int = 4
+    run_rounds: int = 4
     participating_rounds: int = 4
     init_key: str | None = "walk"
     private: bool = True
@@ -116,12 +116,12 @@ def pool(method: Any, store: Checkpoint | None = None, *, clients: Iterable[int]
 
 
 def run(method: Any, store: Checkpoint | None = None, **options: Any) -> list[Progress]:
-    return list(rounds(method, pool(method, store), keys=KEYS, store=store, **options))
+    return list(run_rounds(method, pool(method, store), keys=KEYS, store=store, **options))
 
 
 def take(method: Any, store: Checkpoint, count: int) -> list[Progress]:
     """The first `count` rounds; then the process is gone."""
-    running = rounds(method, pool(method, store), keys=KEYS, store=store)
+    running = run_rounds(method, pool(method, store), keys=KEYS, store=store)
     done = list(itertools.islice(running, count))
     running.close()  # type: ignore[attr-defined]
     return done
@@ -137,14 +137,14 @@ def same(a: Progress, b: Progress) -> bool:
 def test_each_round_folds_all_clients_in_the_order_of_their_numbers() -> None:
     method = Walk(rounds=2)
     shuffled = pool(method, clients=[4, 0, 12, 3])
-    last = list(rounds(method, shuffled, keys=KEYS))[-1]
+    last = list(run_rounds(method, shuffled, keys=KEYS))[-1]
     assert last.server["server_only/who"].tolist() == [0, 3, 4, 12] * 2
 
 
 def test_what_the_server_holds_never_reaches_a_client() -> None:
     method = Walk()
     clients = pool(method)
-    for progress in rounds(method, clients, keys=KEYS):
+    for progress in run_rounds(method, clients, keys=KEYS):
         assert "server_only/who" in progress.server and list(progress.sent) == ["sum"]
         list(clients.evaluate(clients.clients, progress.sent, progress.number, "test"))
     shown = {s[3] if s[0] == "update" else s[1] for s in method.seen if s[0] != "init"}
@@ -154,7 +154,7 @@ def test_what_the_server_holds_never_reaches_a_client() -> None:
 def test_a_client_deploys_with_its_state_after_the_round() -> None:
     method = Walk()
     clients = pool(method)
-    for progress in rounds(method, clients, keys=KEYS):
+    for progress in run_rounds(method, clients, keys=KEYS):
         list(clients.evaluate([1], progress.sent, progress.number, "validation"))
     assert [s[2] for s in method.seen if s[0] == "deploy"] == [1, 2, 3, 4]
 
@@ -174,7 +174,7 @@ def test_evaluation_is_keyed_by_client_and_repeats() -> None:
 @pytest.mark.parametrize("count", [1, 3, 10])
 def test_so_many_clients_are_drawn_without_replacement(count: int) -> None:
     method = Walk(rounds=3, participating_rounds=3)
-    last = list(rounds(method, pool(method, clients=range(10)), keys=KEYS, participants=count))[-1]
+    last = list(run_rounds(method, pool(method, clients=range(10)), keys=KEYS, participants=count))[-1]
     each = last.server["server_only/who"].view(3, -1).tolist()
     assert all(ids == sorted(set(ids)) and len(ids) == count for ids in each)
 
@@ -183,7 +183,7 @@ def test_participants_vary_with_round_and_seed_and_reach_everybody() -> None:
     def drawn(seed: int) -> list[tuple[float, ...]]:
         method = Walk(rounds=30, participating_rounds=30)
         keys = replace(KEYS, seed=seed)
-        last = list(rounds(method, pool(method, clients=range(10)), keys=keys, participants=3))[-1]
+        last = list(run_rounds(method, pool(method, clients=range(10)), keys=keys, participants=3))[-1]
         return [tuple(ids) for ids in last.server["server_only/who"].view(30, 3).tolist()]
 
     first = drawn(0)
@@ -261,7 +261,7 @@ def test_beyond_what_may_be_in_memory_states_are_read_from_the_store_again(tmp_p
     """Of three clients whose states are 8 bytes, and of two rounds each, the memory has room for one and a half."""
     method, store, cache = Walk(private=private), Checkpoint(tmp_path, tmp_path / "cache"), StateCache(24)
     clients = [Client(i, method, records_of(i), keys=KEYS, store=store, state_cache=cache) for i in range(3)]
-    evicting, whole = rounds(method, LocalExecutor(clients), keys=KEYS, store=store), run(Walk(private=private))
+    evicting, whole = run_rounds(method, LocalExecutor(clients), keys=KEYS, store=store), run(Walk(private=private))
     for one, other in zip(evicting, whole, strict=True):
         assert same(one, other) and one.metrics == other.metrics
         assert 0 < cache.bytes <= 24 and [len(cache.of(i)) for i in range(3)] == [0, 0, 2]
@@ -272,7 +272,7 @@ def test_beyond_what_may_be_in_memory_states_are_read_from_the_store_again(tmp_p
 def test_what_the_store_does_not_have_stays_in_memory() -> None:
     method, cache = Walk(), StateCache(0)
     clients = [Client(i, method, records_of(i), keys=KEYS, state_cache=cache) for i in range(3)]
-    assert all(map(same, rounds(method, LocalExecutor(clients), keys=KEYS), run(Walk())))
+    assert all(map(same, run_rounds(method, LocalExecutor(clients), keys=KEYS), run(Walk())))
     assert cache.bytes == 0 and [len(cache.of(i)) for i in range(3)] == [2] * 3
 
 
@@ -292,7 +292,7 @@ class Fragile(Checkpoint):
 def killed_before_commit_2(method: Any, root: Path) -> list[Progress]:
     done = []
     with pytest.raises(Killed):
-        for p in rounds(method, pool(method, Fragile(root)), keys=KEYS, store=Fragile(root)):
+        for p in run_rounds(method, pool(method, Fragile(root)), keys=KEYS, store=Fragile(root)):
             done.append(p)
     return done
 
@@ -397,7 +397,7 @@ def test_of_two_drivers_of_one_trial_at_most_one_value_leaves_a_client(tmp_path:
         def driver(root: Path = root, of: Any = Noted) -> Iterator[Progress]:
             method = Walk(careless=True, rounds=2, participating_rounds=2)
             clients = [Client(i, method, records_of(i), keys=KEYS, store=Checkpoint(root)) for i in range(2)]
-            return rounds(method, of(clients), keys=KEYS, store=Checkpoint(root))
+            return run_rounds(method, of(clients), keys=KEYS, store=Checkpoint(root))
 
         drivers = [driver(), driver()]
         for i in order:
@@ -452,7 +452,7 @@ def test_after_a_replay_a_client_goes_on_from_the_state_of_that_round(tmp_path: 
     killed_before_commit_2(method, tmp_path)
     method.seen.clear()
     clients = pool(method, Checkpoint(tmp_path))
-    for progress in rounds(method, clients, keys=KEYS, store=Checkpoint(tmp_path)):
+    for progress in run_rounds(method, clients, keys=KEYS, store=Checkpoint(tmp_path)):
         list(clients.evaluate(clients.clients, progress.sent, progress.number, "validation"))
     assert [s[2] for s in method.seen if s[0] == "deploy"] == [2] * 3 + [3] * 3 + [4] * 3
     assert [s[4] for s in method.seen if s[0] == "update"] == [3] * 3

@@ -16,7 +16,7 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.client import Client, Failed, run_clients
 from raydiff.federated.method import LocalResult, Round
-from raydiff.federated.rounds import LocalExecutor, Progress, rounds
+from raydiff.federated.rounds import LocalExecutor, Progress, run_rounds
 from raydiff.federated.upload_validator import Partial, UploadValidator, partial_sum
 from raydiff.methods._averaging import MAX_UPDATE_RATIO, MAX_WEIGHT, Averaging
 from raydiff.methods.fedavg import FedAvg
@@ -80,8 +80,8 @@ def clients(method: Any) -> list[Client]:
 @pytest.mark.parametrize("name", METHODS)
 def test_however_clients_are_dealt_the_bits_are_the_same(name: str, workers: int) -> None:
     method = METHODS[name]
-    expected = list(rounds(method, LocalExecutor(clients(method)), keys=KEYS))
-    found = list(rounds(method, Dealt(clients(method), workers, seed=workers), keys=KEYS))
+    expected = list(run_rounds(method, LocalExecutor(clients(method)), keys=KEYS))
+    found = list(run_rounds(method, Dealt(clients(method), workers, seed=workers), keys=KEYS))
     for a, b in zip(expected, found, strict=True):
         assert tree.digest(a.server) == tree.digest(b.server)
         assert a.ledger == b.ledger and len(b.ledger.server.entries) == CLIENTS * (b.number + 1)
@@ -103,7 +103,7 @@ class Huge(FedAvg):
 
 def run(method: FedAvg, *x: float, **options: Any) -> Progress:
     pool = LocalExecutor([Client(i, method, values(v), keys=KEYS) for i, v in enumerate(x)])
-    return next(rounds(method, pool, keys=KEYS, **options))
+    return next(run_rounds(method, pool, keys=KEYS, **options))
 
 
 def test_an_update_beyond_the_range_is_rejected_by_name() -> None:

@@ -126,7 +126,7 @@ def test_halved_noise_and_a_forgotten_clip_break_the_guarantee() -> None:
     """Likelihood-ratio test between a client's two extreme updates, u and -u: its advantage has a ceiling."""
     privacy, n = ClientPrivacy(epsilon=1.0, clip=1.0), 20_000
     std = privacy.std(1)
-    ceiling = gaussian.auc_ceiling(accountants.mu_for(1.0, DELTA))
+    ceiling = gaussian.gaussian_auc_ceiling(accountants.mu_for(1.0, DELTA))
 
     def auc(size: float, noise_std: float) -> float:
         rng = generator(1)

@@ -21,7 +21,7 @@ from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed, Method, Round, Upload
-from raydiff.federated.rounds import LocalExecutor, Progress, rounds
+from raydiff.federated.rounds import LocalExecutor, Progress, run_rounds
 from raydiff.federated.upload_validator import UploadValidator
 from raydiff.methods import METHODS
 from raydiff.methods._averaging import Averaged
@@ -134,7 +134,7 @@ def only(names: list[str]) -> pytest.MarkDecorator:
 def experiment(request: pytest.FixtureRequest, tiny: Experiment, latent_model: LatentModel) -> Experiment:
     """The tiny experiment with each method in turn, which takes over the fields that PFDM has too."""
     switched: Experiment = overrides.override(
-        tiny, {"method": overrides.convert(tiny, "method", request.param.partition(",")[0])}
+        tiny, {"method": overrides.parse_field(tiny, "method", request.param.partition(",")[0])}
     )
     if request.param == CENTRAL:
         sums = Sketch(epsilon=5.0, relation="zero_out", moment=0.0)
@@ -175,7 +175,7 @@ def pool(method: Method, keys: Keys = KEYS, store: Checkpoint | None = None, *, 
 
 
 def run(method: Method, keys: Keys = KEYS, store: Checkpoint | None = None) -> list[Progress]:
-    return list(rounds(method, pool(method, keys, store), keys=keys, store=store))
+    return list(run_rounds(method, pool(method, keys, store), keys=keys, store=store))
 
 
 @functools.cache
@@ -285,7 +285,7 @@ def test_a_killed_run_continues_bit_for_bit(method: Method, tmp_path: Path) -> N
     uninterrupted = [summary(method, p) for p in whole(method)]
     for done in {max(1, method.rounds // 2), method.rounds}:
         store = Checkpoint(tmp_path / str(done), tmp_path / "cache")
-        running = rounds(method, pool(method, store=store), keys=KEYS, store=store)
+        running = run_rounds(method, pool(method, store=store), keys=KEYS, store=store)
         first = list(itertools.islice(running, done))
         running.close()  # type: ignore[attr-defined]
         fresh = copy.deepcopy(method)
@@ -481,7 +481,7 @@ def test_the_servers_model_alone_has_nothing_of_a_client(method: Method) -> None
 def test_a_personalised_state_is_all_that_deploy_needs(method: Method) -> None:
     """Twice the same samples from it, also where it was kept without the client's scratch."""
     clients = [Client(i, method, records(i), keys=KEYS) for i in range(2)]
-    last, client = list(rounds(method, LocalExecutor(clients), keys=KEYS))[-1], clients[1]
+    last, client = list(run_rounds(method, LocalExecutor(clients), keys=KEYS))[-1], clients[1]
     state = client.personalized(last.sent, last.number)
     kept = method.deploy(last.sent, tree.without(SCRATCH, state))
     images = client.deploy(last.sent, last.number).sample(LABELS, generator(0))
@@ -494,7 +494,7 @@ def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) 
     method, data = experiment.method, records(0)
     public, same = records(9), []
     digest = tree.digest(method.init_client({}, data, public, Round(0, generator(1))))
-    for path in overrides.flat(method):
+    for path in overrides.flatten_settings(method):
         name = path.rpartition(".")[2]
         if name == "shape" or path in ("model.path", "model.digest"):  # the data's; the model as it is, see FedDistr
             continue

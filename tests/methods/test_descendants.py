@@ -15,7 +15,7 @@ from raydiff.data.records import Records
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round, Upload
-from raydiff.federated.rounds import LocalExecutor, rounds
+from raydiff.federated.rounds import LocalExecutor, run_rounds
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.fedprox import FedProx
@@ -79,7 +79,7 @@ def test_a_client_keeps_its_model_of_the_last_round_that_it_took_part_in(moon: M
     clients = [Client(i, moon, records(i), keys=KEYS, store=store) for i in range(2)]
     seen: dict[int, set[str]] = {0: set(), 1: set()}
     took_part: dict[int, int] = {0: 0, 1: 0}
-    for progress in rounds(moon, LocalExecutor(clients), keys=KEYS, participants=len(clients) // 2, store=store):
+    for progress in run_rounds(moon, LocalExecutor(clients), keys=KEYS, participants=len(clients) // 2, store=store):
         (entry,) = (e for e in progress.ledger.entries if e.round == progress.number)
         took_part[entry.client] += 1
         for client in clients:

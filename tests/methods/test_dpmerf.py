@@ -11,7 +11,7 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
-from raydiff.federated.rounds import LocalExecutor, rounds
+from raydiff.federated.rounds import LocalExecutor, run_rounds
 from raydiff.methods.dpmerf import DPMERF, phi
 from raydiff.models.generator import Generator
 from raydiff.models.training import Training
@@ -85,7 +85,7 @@ def test_the_server_s_target_is_the_mean_of_all_records() -> None:
     x, y = torch.cat([p.images for p in parts]), torch.cat([p.labels[:, 0] for p in parts])
     method = small(epsilon=None, length=None)
     clients = [Client(i, method, own, keys=KEYS, public=PUBLIC) for i, own in enumerate(parts)]
-    first = next(rounds(method, LocalExecutor(clients), keys=KEYS, public=PUBLIC))
+    first = next(run_rounds(method, LocalExecutor(clients), keys=KEYS, public=PUBLIC))
     every = phi(x, kernel(first.server, method))
     means = torch.stack([every[y == k].mean(0) for k in range(10)])
     torch.testing.assert_close(first.server["server_only/target/mean"], means, rtol=1e-3, atol=1e-4)

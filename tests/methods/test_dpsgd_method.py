@@ -132,9 +132,9 @@ def test_a_given_noise_multiplier_must_keep_to_the_budget(method: DPSGD) -> None
 
 def test_what_cannot_be_is_refused_before_anything_is_trained(tiny: Experiment, method: DPSGD) -> None:
     fits, too_many = (replace(method, local=Training(steps=8, batch=b)) for b in (10, 61))
-    assert trial.resolve(replace(tiny, method=fits)).method.local.batch == 10
+    assert trial.resolve_on_data(replace(tiny, method=fits)).method.local.batch == 10
     with pytest.raises(ValueError, match=r"^batch must be in 1\.\.\d+ \(the client's number of records\), got 61$"):
-        trial.resolve(replace(tiny, method=too_many))
+        trial.resolve_on_data(replace(tiny, method=too_many))
 
 
 # --- central images ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from toys import KEYS, QUADRATIC, values
 
 from raydiff.federated.client import Client, Failed
 from raydiff.federated.method import LocalResult, Round
-from raydiff.federated.rounds import LocalExecutor, Progress, rounds
+from raydiff.federated.rounds import LocalExecutor, Progress, run_rounds
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.training import Training
@@ -34,7 +34,7 @@ def method(cls: type[FedAvg] = FedAvg, **privacy: Any) -> FedAvg:
 
 def run(how: FedAvg, *x: float, store: Checkpoint | None = None, **options: Any) -> list[Progress]:
     pool = LocalExecutor([Client(i, how, values(v), keys=KEYS, store=store) for i, v in enumerate(x)])
-    return list(rounds(how, pool, keys=KEYS, store=store, **options))
+    return list(run_rounds(how, pool, keys=KEYS, store=store, **options))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,7 +68,7 @@ def test_a_trial_has_the_numbers_of_the_cpu(tmp_path: Path, tiny: Experiment, ch
     for name, where in (("cpu", contextlib.nullcontext()), ("gpu", attached())):
         this = trial.open_trial(override(tiny, {"runtime.noise_secret": "ab" * 16, **changes}), tmp_path / name, None)
         with where as gpu:
-            *_, final = trial.run(this, trial.local_executor(this))
+            *_, final = trial.run_trial(this, trial.local_executor(this))
             made = open_finished(this.folder).source(0).sample(torch.tensor([[0], [1]]), generator(0))
         result.append(({k: v for k, v in final.items() if not k.startswith("time/")}, made.tolist()))
     assert gpu is not None and gpu.counts["ops"] > 1000

@@ -13,7 +13,7 @@ from toys import KEYS, Quadratic, values
 from raydiff import tree
 from raydiff.federated.client import Client, Failed
 from raydiff.federated.method import LocalResult, Metrics, Round, Upload
-from raydiff.federated.rounds import LocalExecutor, Progress, rounds
+from raydiff.federated.rounds import LocalExecutor, Progress, run_rounds
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.training import Training
 from raydiff.privacy.ledger import Ledger
@@ -40,7 +40,7 @@ class Betrayed(FedAvg):
 
     model: Any = FromOne()
     local: Training = Training(steps=4, batch=4, optimizer="sgd", learning_rate=0.25, decay="constant")
-    rounds: int = 2
+    run_rounds: int = 2
     sends: Send | None = None
     """What a bad client makes of its update; None: it is honest."""
 
@@ -56,7 +56,7 @@ def pool(method: FedAvg, *x: float, store: Checkpoint | None = None) -> LocalExe
 
 
 def run(method: FedAvg, *x: float, store: Checkpoint | None = None, min_clients: int = 1) -> list[Progress]:
-    return list(rounds(method, pool(method, *x, store=store), keys=KEYS, min_clients=min_clients, store=store))
+    return list(run_rounds(method, pool(method, *x, store=store), keys=KEYS, min_clients=min_clients, store=store))
 
 
 def disclosed(change: Callable[[Params], Params]) -> Send:
@@ -123,7 +123,7 @@ def test_a_pool_cannot_bring_in_what_is_no_release() -> None:
     ):
         careless = Careless([Client(i, method, values(v), keys=KEYS) for i, v in enumerate([2.0, 3.0, 4.0])])
         careless.change = change
-        last = list(rounds(method, careless, keys=KEYS))[-1]
+        last = list(run_rounds(method, careless, keys=KEYS))[-1]
         assert last.rejected == {1: why}
         assert tree.digest(last.server) == tree.digest(run(method, 2.0, 4.0)[-1].server)
 
@@ -140,7 +140,7 @@ def test_too_few_good_clients_end_the_run_in_a_sentence() -> None:
 
 def test_a_resumed_run_says_again_whom_it_rejected(tmp_path: Path) -> None:
     method, store = Betrayed(sends=KINDS["noised nan"][0]), Checkpoint(tmp_path)
-    running = rounds(method, pool(method, 2.0, BAD, store=store), keys=KEYS, store=store)
+    running = run_rounds(method, pool(method, 2.0, BAD, store=store), keys=KEYS, store=store)
     first = next(running)
     running.close()  # type: ignore[attr-defined]
     again, last = run(method, 2.0, BAD, store=Checkpoint(tmp_path))

@@ -12,7 +12,7 @@ from raydiff.data.records import Center, Records, label_rows
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
-from raydiff.federated.rounds import LocalExecutor, rounds
+from raydiff.federated.rounds import LocalExecutor, run_rounds
 from raydiff.methods.sketch import Sketch
 from raydiff.models.moments import Gaussians
 from raydiff.models.samplers import Sampling, denoise
@@ -114,7 +114,7 @@ def test_refined_pictures_are_drawn_noised_and_taken_back_by_pfdms_own_denoiser(
     state, theirs = (m.init_client({}, data, PUBLIC, Round(0, generator(1))) for m in (method, pfdm))
     assert tree.digest(state) == tree.digest(theirs)
     client = Client(0, method, data, keys=KEYS, public=PUBLIC)
-    *_, last = rounds(method, LocalExecutor([client]), keys=KEYS, public=PUBLIC)
+    *_, last = run_rounds(method, LocalExecutor([client]), keys=KEYS, public=PUBLIC)
     labels, rng = torch.arange(10)[:, None], generator(7)
     deployed = method.deploy(last.sent, state)
     found = deployed.sample(labels, generator(7))

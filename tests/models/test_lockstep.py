@@ -15,7 +15,7 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.client import Client, Failed, Keys
 from raydiff.federated.method import LocalResult
-from raydiff.federated.rounds import LocalExecutor, rounds
+from raydiff.federated.rounds import LocalExecutor, run_rounds
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.moon import Moon
@@ -81,7 +81,7 @@ def difference(a: tree.Params, b: tree.Params) -> float:
 
 def whole(method: Any, members: list[Client]) -> tuple[list[Any], list[tree.Params]]:
     """Every round's progress, and the clients' states at the end."""
-    seen = list(rounds(method, LocalExecutor(members), keys=KEYS))
+    seen = list(run_rounds(method, LocalExecutor(members), keys=KEYS))
     return seen, [client.state(seen[-1].number) for client in members]
 
 
@@ -235,7 +235,7 @@ def test_an_exception_surfaces_and_nobody_waits(
     method = Faulty(model=MODEL, rounds=total, local=ADAMW)
     store, running = Checkpoint(tmp_path), threading.active_count()
     with pytest.raises(Failed, match=rf"^client 2, in round .: \S+\.Faulty.local_update raised KeyError: '{when}'"):
-        within(lambda: list(rounds(method, LocalExecutor(clients(method, store=store)), keys=KEYS, store=store)))
+        within(lambda: list(run_rounds(method, LocalExecutor(clients(method, store=store)), keys=KEYS, store=store)))
     assert [sent[1] for sent in store.sent_after(-1)] == [0, 1]  # What client 3 had made was never sent.
     assert threading.active_count() <= running + 1  # `within`'s own may not have gone yet
 

@@ -217,22 +217,25 @@ def test_a_budget_must_be_positive(epsilon: float) -> None:
 def test_the_ceilings_are_those_of_the_best_test(mu: float) -> None:
     thresholds = np.linspace(-12, 12 + mu, 200_001)
     fpr, tpr = norm.sf(thresholds), norm.sf(thresholds - mu)
-    assert gaussian.auc_ceiling(mu) == pytest.approx(-np.trapezoid(tpr, fpr), abs=1e-8)
+    assert gaussian.gaussian_auc_ceiling(mu) == pytest.approx(-np.trapezoid(tpr, fpr), abs=1e-8)
     for i in (70_000, 100_000, 130_000):
-        assert gaussian.tpr_ceiling(mu, float(fpr[i])) == pytest.approx(tpr[i], abs=1e-9)
+        assert gaussian.gaussian_tpr_ceiling(mu, float(fpr[i])) == pytest.approx(tpr[i], abs=1e-9)
 
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-3, 0.1])
 def test_no_test_beats_the_ceiling_by_epsilon_and_delta(delta: float) -> None:
     """(epsilon, delta)-DP says tpr <= e^epsilon fpr + delta; exact touches the ceiling in one point."""
     epsilon = exact([of_mu(1.5)], delta)
-    gaps = [math.exp(epsilon) * fpr + delta - gaussian.tpr_ceiling(1.5, fpr) for fpr in np.geomspace(1e-12, 1, 20_001)]
+    gaps = [
+        math.exp(epsilon) * fpr + delta - gaussian.gaussian_tpr_ceiling(1.5, fpr)
+        for fpr in np.geomspace(1e-12, 1, 20_001)
+    ]
     assert -1e-9 < min(gaps) < delta * 1e-4
 
 
 def test_ceilings_at_the_ends() -> None:
-    assert (gaussian.tpr_ceiling(2.0, 0.0), gaussian.tpr_ceiling(2.0, 1.0)) == (0.0, 1.0)
-    assert gaussian.tpr_ceiling(math.inf, 0.0) == gaussian.auc_ceiling(math.inf) == 1.0
+    assert (gaussian.gaussian_tpr_ceiling(2.0, 0.0), gaussian.gaussian_tpr_ceiling(2.0, 1.0)) == (0.0, 1.0)
+    assert gaussian.gaussian_tpr_ceiling(math.inf, 0.0) == gaussian.gaussian_auc_ceiling(math.inf) == 1.0
 
 
 # --- PFDM's depth ------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def summed(x: Tensor, noise: NoiseStream) -> tuple[Tensor, Event]:
 @each
 def published(x: Tensor, noise: NoiseStream) -> tuple[Tensor, Event]:
     """Central trust: the mean of this client's update and of one that is 0."""
-    privacy = ClientPrivacy(epsilon=gaussian.epsilon_for(MU, 1e-5), clip=CLIP, trust="central")
+    privacy = ClientPrivacy(epsilon=gaussian.gaussian_epsilon(MU, 1e-5), clip=CLIP, trust="central")
     update = privacy.release({"a": x[0]}, rounds=1, noise=noise).value["a"]
     mean, event = privacy.publish({"a": update / 2}, count=2, rounds=1, noise=noise)
     return mean["a"][None], event

@@ -17,7 +17,7 @@ from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.privacy.filters import Budget
 from raydiff.privacy.ledger import Guarantee
-from raydiff.report.guarantees import by_definition, described, guarantees
+from raydiff.report.guarantees import by_definition, described, tabulate_guarantees
 from raydiff.results.finished import open_finished
 
 WITH_DELTA = [name for name in METHODS if "delta" in {field.name for field in fields(METHODS[name])}]
@@ -54,14 +54,14 @@ def test_a_delta_of_one_over_n_is_said_in_every_place(tmp_path: Path, tiny: Expe
     for delta in (0.1, 1 / 40):  # 60 records of two clients: the larger one has at least 30
         method = DPSGD(delta=delta, epsilon=5.0, model=tiny.method.model, local=tiny.method.local, rounds=1)
         opened = trial.open_trial(replace(tiny, method=method, evaluation=None), tmp_path / f"{delta}")
-        list(trial.run(opened, trial.local_executor(opened)))
+        list(trial.run_trial(opened, trial.local_executor(opened)))
         outcome = read_json(opened.folder / "outcome.json")
         most = max(len(client.data) for client in trial.make_clients(opened, opened.experiment.everyone))
         says = "delta is not below 1 / (number of records of a client)" if delta * most >= 1 else ""
         assert outcome["server"]["caution"] == outcome["outsiders"]["caution"] == says
         assert bool(says) == (delta == 0.1) and says in outcome["text"]
         assert says in open_finished(opened.folder).source(None).privacy
-        stated = guarantees(
+        stated = tabulate_guarantees(
             pd.DataFrame([{f"server/{k}": v for k, v in outcome["server"].items() if type(v) is not list}])
         )
         assert says in described(*by_definition(stated).values()) and says in str(stated["guarantee"][0])

@@ -153,6 +153,6 @@ def test_the_charge_covers_the_conversion_and_moves_epsilon_little(epsilon: floa
     ell, tau = epsilon - math.log(delta) + 12, grid.distance(epsilon, delta)
     kept, kappa = delta * (1 - grid.KEPT_BACK), 3 * math.exp(-ell)
     assert math.exp(tau) * kept + (1 + math.exp(epsilon + tau)) * kappa <= delta
-    mu = brentq(lambda mu: gaussian.epsilon_for(mu, delta) - epsilon, 1e-6, 1000)
+    mu = brentq(lambda mu: gaussian.gaussian_epsilon(mu, delta) - epsilon, 1e-6, 1000)
     charged = accountants.exact([Gaussian(1 / mu, "example", "replace_one", "local")], delta)
     assert epsilon < charged <= epsilon * (1 + (1e-3 if epsilon >= 0.1 else 1e-2))

@@ -187,4 +187,9 @@ def test_the_ceilings_are_those_of_the_same_loss(relation: str) -> None:
         epsilon = pld(events, delta)
         assert float((curve.tpr - math.exp(epsilon) * curve.fpr).max()) == pytest.approx(delta, rel=1e-4)
     for fpr in (0.001, 0.01):
-        assert fpr < losses.tpr_ceiling(events, fpr) == curve.at(fpr) < gaussian.tpr_ceiling(math.sqrt(8) / 0.7, fpr)
+        assert (
+            fpr
+            < losses.tpr_ceiling(events, fpr)
+            == curve.at(fpr)
+            < gaussian.gaussian_tpr_ceiling(math.sqrt(8) / 0.7, fpr)
+        )

@@ -40,8 +40,8 @@ def test_the_ceilings_of_sampled_noise_are_those_of_all_its_steps() -> None:
 
 def test_the_ceilings_of_an_unsampled_ledger_are_the_closed_forms() -> None:
     ledger = Ledger().with_uploads(0, [(0, Gaussian(0.5, "example", "replace_one", "local"), 0)])
-    assert of_ledger(ledger) == {CEILING: gaussian.auc_ceiling(2.0), MU: 2.0}
-    assert rates(ledger) == {str(m): gaussian.tpr_ceiling(2.0, fpr) for fpr, m in ceilings.TPRS.items()}
+    assert of_ledger(ledger) == {CEILING: gaussian.gaussian_auc_ceiling(2.0), MU: 2.0}
+    assert rates(ledger) == {str(m): gaussian.gaussian_tpr_ceiling(2.0, fpr) for fpr, m in ceilings.TPRS.items()}
 
 
 def test_events_that_do_not_compose_allow_every_attack() -> None:
@@ -57,11 +57,14 @@ def test_what_is_published_has_the_ceiling_of_outsiders_and_uploads_that_of_the_
     ledger = Ledger().with_uploads(0, [(0, NonPrivate("clipped updates"), 0)]).with_published(0, [central])
     metrics = of_ledger(ledger) | rates(ledger)
     assert metrics[CEILING] == 1.0 and metrics[MU] == math.inf
-    assert metrics[f"{CEILING}_outsiders"] == gaussian.auc_ceiling(0.5)
+    assert metrics[f"{CEILING}_outsiders"] == gaussian.gaussian_auc_ceiling(0.5)
     for fpr, name in ceilings.TPRS.items():
-        assert (metrics[str(name)], metrics[f"{name}_outsiders"]) == (1.0, gaussian.tpr_ceiling(0.5, fpr))
+        assert (metrics[str(name)], metrics[f"{name}_outsiders"]) == (1.0, gaussian.gaussian_tpr_ceiling(0.5, fpr))
     for target in ("global", "pool", "uploads"):
-        for number, most in (("auc", gaussian.auc_ceiling(0.5)), ("tpr_at_1pct_fpr", gaussian.tpr_ceiling(0.5, 0.01))):
+        for number, most in (
+            ("auc", gaussian.gaussian_auc_ceiling(0.5)),
+            ("tpr_at_1pct_fpr", gaussian.gaussian_tpr_ceiling(0.5, 0.01)),
+        ):
             name = f"attack/{target}/loss/{number}_low"
             check({**metrics, name: most})
             if target == "uploads":
@@ -76,11 +79,11 @@ def test_what_is_published_has_the_ceiling_of_outsiders_and_uploads_that_of_the_
 @pytest.mark.parametrize("mu", [0.3, 2.0])
 def test_an_attack_that_reaches_its_ceiling_is_above_it_in_a_fortieth_of_sound_trials_at_most(mu: float) -> None:
     rng, tries = torch.Generator().manual_seed(0), 400
-    ceiling, above = gaussian.auc_ceiling(mu), 0
+    ceiling, above = gaussian.gaussian_auc_ceiling(mu), 0
     for _ in range(tries):  # a smaller score says that it is a member's
         inside, outside = (torch.randn(100, 1, generator=rng, dtype=torch.float64) - shift for shift in (mu, 0.0))
         rows = {"calibration_members": inside, "calibration_nonmembers": outside}
-        above += membership.attack(**rows, members=inside, nonmembers=outside).auc_interval[0] > ceiling
+        above += membership.attack_membership(**rows, members=inside, nonmembers=outside).auc_interval[0] > ceiling
     assert above / tries < 0.025 + 3 * (0.025 * 0.975 / tries) ** 0.5
 
 
@@ -101,7 +104,7 @@ def test_a_true_positive_rate_above_its_ceiling_is_named_too(fpr: float, at: str
 
 GOOD = {
     MU: 1.0,
-    CEILING: gaussian.auc_ceiling(1.0),  # .760
+    CEILING: gaussian.gaussian_auc_ceiling(1.0),  # .760
     "attack/global/pia/auc_low": 0.75,
     "attack/global/pia/auc": 0.9,
     "attack/client/pia/auc_low": 0.99,  # never left its client

@@ -536,7 +536,7 @@ def test_whoever_knows_the_seed_tells_no_more_than_the_ledger_allows() -> None:
     scores = [torch.stack([seen(data, f"{kind} {i}", 1.0) @ changed for i in range(repeats)])
               for kind, data in (("in", with_it), ("out", without))]  # fmt: skip
     auc = float((scores[0][:, None] > scores[1]).double().mean())
-    ceiling = gaussian.auc_ceiling(accountants.gaussian_dp_mu([event_of(1.0, "zero_out", rate=1.0, steps=1)]))
+    ceiling = gaussian.gaussian_auc_ceiling(accountants.gaussian_dp_mu([event_of(1.0, "zero_out", rate=1.0, steps=1)]))
     deviation = math.sqrt(ceiling * (1 - ceiling) / repeats)  # at most, of an AUC at the ceiling
     assert ceiling - 4.5 * deviation < auc < ceiling + 4.5 * deviation  # by chance in 1e-5 at most
     assert float(changed.norm()) == pytest.approx(CLIP, rel=1e-4)  # the record changes as much as one may

@@ -42,10 +42,10 @@ def tpr_on_grid(events: list[Any], fpr: float) -> float:
 def test_without_sampling_it_is_the_closed_form_and_never_below(noise: float, n: int) -> None:
     events = steps(1.0, noise, n)
     mu = math.sqrt(n) / noise
-    assert 0 <= auc_on_grid(events) - gaussian.auc_ceiling(mu) < 1e-5
+    assert 0 <= auc_on_grid(events) - gaussian.gaussian_auc_ceiling(mu) < 1e-5
     for fpr in FPRS:
-        assert 0 <= tpr_on_grid(events, fpr) - gaussian.tpr_ceiling(mu, fpr) < 1e-5
-    assert losses.auc_ceiling(events) == pytest.approx(gaussian.auc_ceiling(mu), rel=1e-12)
+        assert 0 <= tpr_on_grid(events, fpr) - gaussian.gaussian_tpr_ceiling(mu, fpr) < 1e-5
+    assert losses.auc_ceiling(events) == pytest.approx(gaussian.gaussian_auc_ceiling(mu), rel=1e-12)
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.1, 1.0), (0.5, 0.3), (0.01, 2.0)])
@@ -120,7 +120,7 @@ def test_the_best_attack_on_a_sum_stays_below_the_ceiling_and_with_a_third_of_th
     exact = shift / (math.sqrt(shares) * 16)
     assert not broken_through(exact, *best_attack(16, shares, shift))
     assert broken_through(exact, *best_attack(16, shares, 3 * shift))
-    continuous = gaussian.auc_ceiling(exact)
+    continuous = gaussian.gaussian_auc_ceiling(exact)
     event = DiscreteGaussian(1 / exact, "client", "replace_one", "aggregate")
     assert continuous < losses.auc_ceiling([event]) < min(1.0, 0.5 + 1.4 * (continuous - 0.5))
 

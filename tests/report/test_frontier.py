@@ -254,7 +254,7 @@ def test_each_definition_has_a_column(definitions: SweepView) -> None:
 
 
 def test_the_csv_has_a_column_for_each_definition(definitions: SweepView) -> None:
-    table = guarantees.flat(definitions.frontier).set_index("digests")
+    table = guarantees.flatten_guarantees(definitions.frontier).set_index("digests")
     about = ("client, replace-one, central", "client, replace-one, local")
     about += ("example, add-remove, local", "example, replace-one, local")
     columns = [f"epsilon [per {each} trust, delta 1e-05]" for each in about]

@@ -51,13 +51,13 @@ def test_without_a_guarantee_of_its_end_a_trial_has_that_of_its_last_round(tmp_p
     assert row["final/privacy/epsilon_server"] == row["server/epsilon"]
     assert (row["final/comm/bytes_up"], row["final/time/seconds"]) == (100.0, 4.0)
     assert row["last/validation/fd_cnn/minor"] == 4.0
-    assert set(load.rounds(tmp_path)["metric"]).isdisjoint({"server", "outsiders"})
+    assert set(load.read_rounds(tmp_path)["metric"]).isdisjoint({"server", "outsiders"})
 
 
 def test_trial_without_outcome_is_unfinished_and_its_epsilon_unknown_before_a_round(tmp_path: Path) -> None:
     write_trial(tmp_path, "aa")
     row = only(load.runs(tmp_path))
-    assert row["outcome"] == "unfinished" and pd.isna(row["server/epsilon"]) and load.rounds(tmp_path).empty
+    assert row["outcome"] == "unfinished" and pd.isna(row["server/epsilon"]) and load.read_rounds(tmp_path).empty
 
 
 @pytest.mark.parametrize(
@@ -86,19 +86,19 @@ def test_rounds_are_long_and_leave_the_clock_out(tmp_path: Path) -> None:
     lines = [{"step": i, "time": 1.8e9, "metrics": written(values)} for i, values in enumerate(each)]
     write_trial(tmp_path, "aa", lines=lines)
     write_trial(tmp_path, "bb")
-    rows = list(load.rounds(tmp_path).itertuples(index=False, name=None))
+    rows = list(load.read_rounds(tmp_path).itertuples(index=False, name=None))
     assert rows == [("aa", 0, "train/loss", 0.5), ("aa", 0, "e", math.inf), ("aa", 1, "train/loss", 0.25)]
 
 
 def test_a_line_cut_short_before_others_costs_no_table_and_is_named(tmp_path: Path) -> None:
     """A crash cut it; the resumed trial wrote the next round on a new line."""
     path = write_trial(tmp_path, "aa", outcome=finished(9.77, 3.0), lines=[line(0), line(1), line(2)]) / "metrics.jsonl"
-    assert load.cut_short(tmp_path) == []
+    assert load.describe_cut_short(tmp_path) == []
     first, second, third = path.read_text().splitlines(keepends=True)
     for cut in (1, len(second) // 2, len(second) - 2):
         path.write_text(f"{first}{second[:cut]}\n{third}")
-        assert list(load.runs(tmp_path)["digest"]) == ["aa"] and set(load.rounds(tmp_path)["step"]) == {0, 2}
-        (message,) = load.cut_short(tmp_path)
+        assert list(load.runs(tmp_path)["digest"]) == ["aa"] and set(load.read_rounds(tmp_path)["step"]) == {0, 2}
+        (message,) = load.describe_cut_short(tmp_path)
         assert str(path) in message and "line 2" in message
 
 
@@ -111,7 +111,7 @@ def test_files_hold_the_tables(tmp_path: Path, command) -> None:
     assert list(runs["method.clip"]) == ["6.4", "median"]
     assert runs["server/epsilon"][0] == math.inf
     assert pd.isna(runs["method.epsilon"][1])
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "o" / "rounds.parquet"), load.rounds(tmp_path / "s"))
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "o" / "rounds.parquet"), load.read_rounds(tmp_path / "s"))
     assert list(pd.read_csv(tmp_path / "o" / "runs.csv")["digest"]) == ["aa", "bb"]
 
 

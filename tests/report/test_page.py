@@ -68,7 +68,7 @@ def view(sweep: Path) -> SweepView:
 
 @pytest.fixture(scope="module")
 def page(view: SweepView) -> Path:
-    return report.write(view.folder / "report", view)
+    return report.write_page(view.folder / "report", view)
 
 
 def sections(page: Path) -> dict[str, str]:
@@ -78,7 +78,7 @@ def sections(page: Path) -> dict[str, str]:
 
 
 def texts(folder: Path) -> dict[str, str]:
-    return sections(report.write(folder / "report", open_sweep(folder)))
+    return sections(report.write_page(folder / "report", open_sweep(folder)))
 
 
 def test_every_section_is_there_and_none_failed(page: Path) -> None:
@@ -207,7 +207,7 @@ def test_the_best_trial_is_best_by_the_sweeps_metric(tmp_path: Path, metric: Any
         write_trial(tmp_path, name, seed=ord(name), outcome=end)
     (tmp_path / "sweep.json").write_text(json.dumps({"command": ["raydiff", "sweep"], "metric": metric}))
     assert open_sweep(tmp_path).best[0] == digest
-    summary = after_sweep.describe(tmp_path)
+    summary = after_sweep.summarize_sweep(tmp_path)
     assert summary.best == digest and summary.measure.split()[0] in ("distance_minority", "distance_all", "accuracy")
 
 

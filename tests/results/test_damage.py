@@ -118,14 +118,14 @@ class Left:
 def spent(left: Left) -> Any:
     """(epsilon against the server, bytes sent)."""
     odometer = PrivacyOdometer(ledger_of(left.folder))
-    return trial.guarantees(odometer, left.experiment)[0].epsilon, float(odometer.bytes_up)
+    return trial.state_guarantees(odometer, left.experiment)[0].epsilon, float(odometer.bytes_up)
 
 
 def report(left: Left) -> Any:
-    runs, rounds = load.runs(left.sweep), load.rounds(left.sweep)
+    runs, rounds = load.runs(left.sweep), load.read_rounds(left.sweep)
     runs = runs.drop(columns=[c for c in runs if "time/" in c or c.startswith("runtime.")])
     rounds = rounds[~rounds["metric"].str.startswith("time/")]
-    return runs.to_dict("records"), rounds.to_dict("records"), load.cut_short(left.sweep)
+    return runs.to_dict("records"), rounds.to_dict("records"), load.describe_cut_short(left.sweep)
 
 
 def generate(left: Left) -> Any:

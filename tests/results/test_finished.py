@@ -34,7 +34,7 @@ from raydiff.models.training import Training, fit
 from raydiff.papers.spire.method import SPIRE
 from raydiff.results import sampler
 from raydiff.results.finished import find, open_finished, single_trial
-from raydiff.results.personalization import Joining, Stage, prepare, save
+from raydiff.results.personalization import Joining, Stage, prepare_distances, save_personal
 from raydiff.results.sampler import Card, Sampler
 from raydiff.seeding import generator
 from raydiff.storage.checksums import load_tensors
@@ -135,7 +135,7 @@ def test_a_client_model_that_is_gone_is_not_trained_again(copied, name: str) -> 
 
 def test_data_that_have_changed(copied) -> None:
     folder = copied.folder("pfdm")
-    experiment = replace(config.read(folder / "config.json"), data_digest="other")
+    experiment = replace(config.read_config(folder / "config.json"), data_digest="other")
     (folder / "config.json").write_text(json.dumps(overrides.to_dict(experiment)))
     (folder / "outcome.json").write_text(json.dumps(read_json(folder / "outcome.json")))
     moved = folder.rename(folder.with_name(experiment.digest))
@@ -291,7 +291,7 @@ def test_too_many_weights(storage, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def save_model(folder: Path, model: DDPM, **more: Any) -> Sampler:
     """Client 3 of local training, untrained."""
     card = Card(trial="t", seed=0, round=0, clients=(3,), about="", shape=model.shape, **more)
-    sampler.save(folder, card, LocalOnly(model=model), server={}, states={3: model.init(generator(0))})
+    sampler.save_sampler(folder, card, LocalOnly(model=model), server={}, states={3: model.init(generator(0))})
     return Sampler(folder)
 
 
@@ -437,7 +437,7 @@ def test_of_several_embeddings_the_shares_are_kept_and_not_trained(joining, tmp_
     counts = stage.state["shares"] * 20
     torch.testing.assert_close(counts, counts.round())
     assert torch.equal(zero.state["shares"], stage.state["shares"]) and float(counts.sum()) == pytest.approx(20)
-    path = save(tmp_path, joined, stage, rate=RATE, more={})
+    path = save_personal(tmp_path, joined, stage, rate=RATE, more={})
     assert "shares" not in path.with_suffix(".json").read_text() and path.stat().st_size < 1024
 
 
@@ -462,12 +462,12 @@ def test_the_feature_network_is_the_run_s_own(copied, monkeypatch: pytest.Monkey
     finished, setup, cnn = open_finished(copied.folder("fedavg")), Evaluation(dim=4), {"conv0.weight": torch.ones(1)}
     measured = replace(finished.trial, experiment=replace(finished.trial.experiment, evaluation=setup))
     keys: list[str] = []
-    suite.prepare(finished.dataset, setup, lambda key, make: keys.append(key) or {})  # type: ignore[func-returns-value]
+    suite.prepare_instruments(finished.dataset, setup, lambda key, make: keys.append(key) or {})  # type: ignore[func-returns-value]
     finished.trial.store.results.cached(keys[0], lambda: cnn)
-    assert equal(prepare(replace(finished, trial=measured)).cnn, cnn)
+    assert equal(prepare_distances(replace(finished, trial=measured)).cnn, cnn)
     trained: list[int] = []
     monkeypatch.setattr(features, "train_cnn", lambda public, **k: trained.append(len(public)) or cnn)
-    assert prepare(finished).config.dim == Evaluation.dim and trained == [80]  # a run without instruments
+    assert prepare_distances(finished).config.dim == Evaluation.dim and trained == [80]  # a run without instruments
 
 
 def test_an_embedding_or_a_private_middle_makes_nobody_forget(joining) -> None:
@@ -487,7 +487,7 @@ def test_an_embedding_or_a_private_middle_makes_nobody_forget(joining) -> None:
 
 def kept(joined: Joining, folder: Path) -> tuple[Stage, Path]:
     stage = last(joined, 1, 2)
-    return stage, save(folder, joined, stage, rate=RATE, more={"measured": {"kd_cnn": 1.5}})
+    return stage, save_personal(folder, joined, stage, rate=RATE, more={"measured": {"kd_cnn": 1.5}})
 
 
 @pytest.mark.parametrize("name", ["fedavg", "spire", "several", "sharedrep"])

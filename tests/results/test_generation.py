@@ -17,12 +17,12 @@ from storages import Storage
 from torch import Tensor
 from trial_folders import written
 
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import Data, load_dataset
 from raydiff.data.partition import Iid
 from raydiff.data.picture_files import write_parquet
 from raydiff.data.records import Records, codes_of
 from raydiff.data.tables import rows_file
-from raydiff.data.tables.read import RawTable, read
+from raydiff.data.tables.read import RawTable, read_table
 from raydiff.evaluation.attacks import lira
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
@@ -40,7 +40,7 @@ from raydiff.privacy.filters import compose
 from raydiff.results import generation as generate, shadows
 from raydiff.results.chance import noise
 from raydiff.results.finished import Finished, SampleSource, open_finished
-from raydiff.results.generation import GenerationRequest, plan, write
+from raydiff.results.generation import GenerationRequest, plan, write_samples
 from raydiff.results.sampler import Sampler
 from raydiff.results.shadows import ROLES, Attacked, ShadowRequest, open_attacked
 from raydiff.seeding import generator
@@ -70,7 +70,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def read_samples(folder: Path) -> tuple[Tensor, Tensor]:
     """(images (N, C, H, W) on [-1, 1], labels (N, 1)) in the order of the files."""
-    rows = load(Data(name=str(folder), test=0, validation=0, public=0, calibration=0)).splits["train"]
+    rows = load_dataset(Data(name=str(folder), test=0, validation=0, public=0, calibration=0)).splits["train"]
     order = rows.numbers.argsort()
     return rows.images[order], rows.labels[order]
 
@@ -144,7 +144,10 @@ def test_of_several_label_columns_those_combinations_are_drawn_that_public_recor
 def test_the_files_hold_the_samples(finished: Finished, tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
     request = GenerationRequest(num=17, seed=3)
-    assert write(finished, 1, tmp_path / "out", request, code=CODE, on_progress=lambda *x: progress.append(x)) == "none"
+    assert (
+        write_samples(finished, 1, tmp_path / "out", request, code=CODE, on_progress=lambda *x: progress.append(x))
+        == "none"
+    )
     assert progress == [(0, 17), (7, 17), (14, 17), (17, 17)]
     names = [f"train-0000{i}-of-00003.parquet" for i in range(3)]
     assert sorted(files(tmp_path / "out")) == ["card.json", *names]
@@ -158,7 +161,7 @@ def test_the_files_hold_the_samples(finished: Finished, tmp_path: Path) -> None:
 
 
 def test_a_part_says_what_it_is(finished: Finished, tmp_path: Path) -> None:
-    write(finished, None, tmp_path / "out", GenerationRequest(num=3), code=CODE)
+    write_samples(finished, None, tmp_path / "out", GenerationRequest(num=3), code=CODE)
     schema = pq.read_schema(tmp_path / "out" / "train-00000-of-00001.parquet")
     assert [str(f.type) for f in schema] == ["struct<bytes: binary, path: string>", "int64"]
     features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
@@ -175,8 +178,8 @@ def test_several_label_columns_go_in_and_come_out(tiny: Experiment, copied, tmp_
     write_parquet(tmp_path / "in" / "train.parquet", pixels, rows, names=names, about={})
     data = Data(name=str(tmp_path / "in"), labels=("shape", "hue"), public=20, validation=0, calibration=0, test=0)
     finished = open_finished(copied.finish("several", replace(tiny, data=data, partition=Iid(), evaluation=None)))
-    write(finished, 0, tmp_path / "out", GenerationRequest(num=30, per_class=True), code=CODE)
-    again = load(replace(data, name=str(tmp_path / "out"), labels=("label", "hue")))
+    write_samples(finished, 0, tmp_path / "out", GenerationRequest(num=30, per_class=True), code=CODE)
+    again = load_dataset(replace(data, name=str(tmp_path / "out"), labels=("label", "hue")))
     assert again.label_names == tuple(names.values()) and again.label_columns == ("label", "hue")
     labels = torch.cat([again.splits[s].labels for s in ("train", "public")])
     combinations, counts = labels.unique(dim=0, return_counts=True)
@@ -188,14 +191,14 @@ def test_several_label_columns_go_in_and_come_out(tiny: Experiment, copied, tmp_
 def test_what_was_made_can_be_trained_on(finished: Finished, tiny: Experiment, copied) -> None:
     """As `--data.name DIR` does."""
     out = copied.root / "out"
-    write(finished, 0, out, GenerationRequest(num=40, per_class=True), code=CODE)
+    write_samples(finished, 0, out, GenerationRequest(num=40, per_class=True), code=CODE)
     data = Data(name=str(out), train=100, public=80, validation=60, calibration=20, test=100)
     again = open_finished(copied.finish("again", replace(tiny, data=data, evaluation=None)))
     assert again.source(0).sample(torch.tensor([[1]]), generator(0)).isfinite().all()
 
 
 def test_the_card_of_a_clients_samples(finished: Finished, tmp_path: Path) -> None:
-    write(finished, 1, tmp_path, GenerationRequest(num=5), code=CODE)
+    write_samples(finished, 1, tmp_path, GenerationRequest(num=5), code=CODE)
     card = json.loads((tmp_path / "card.json").read_text())
     assert (card["privacy"], card["guarantee"], card["about"]) == ("none", None, "samples of client 1")
     assert card["covers"].startswith("other clients' records, as the uploads are: epsilon 5.97")
@@ -208,7 +211,7 @@ def test_the_card_of_a_clients_samples(finished: Finished, tmp_path: Path) -> No
 
 
 def test_the_card_of_the_servers_samples(finished: Finished, tmp_path: Path) -> None:
-    privacy = write(finished, None, tmp_path, GenerationRequest(num=5), code=CODE)
+    privacy = write_samples(finished, None, tmp_path, GenerationRequest(num=5), code=CODE)
     card = json.loads((tmp_path / "card.json").read_text())
     assert card["privacy"] == card["guarantee"]["says"] == privacy
     assert card["guarantee"]["delta"] == 1e-5 and card["guarantee"]["relation"] == "replace_one"
@@ -221,19 +224,21 @@ def test_the_card_says_from_how_many_trials_and_what_all_of_them_have_spent(fini
     storage, base = Storage(tmp_path / "storage"), replace(finished.trial.experiment, evaluation=None)
     for seed in (0, 1, 2):
         folder = storage.finish("three", replace(base, seed=seed))
-    write(open_finished(folder), None, tmp_path / "out", GenerationRequest(num=5), code=CODE)
+    write_samples(open_finished(folder), None, tmp_path / "out", GenerationRequest(num=5), code=CODE)
     chosen = json.loads((tmp_path / "out" / "card.json").read_text())["chosen"]
     ledgers = [ledger_of(path).server for path in folder.parent.iterdir()]
     assert chosen["from_trials"] == len(ledgers) == 3 and "no epsilon covers which" in chosen["says"]
     assert chosen["spent_together"][0] == f"all 3 trials composed: {compose(ledgers).guarantee(1e-5, 'exact')}"
     bare = FedAvg(model=base.method.model, local=base.method.local, rounds=1)
     storage.finish("three", replace(base, method=bare))
-    write(open_finished(folder), None, tmp_path / "out", GenerationRequest(num=5), code=CODE)  # goes on, and says so
+    write_samples(
+        open_finished(folder), None, tmp_path / "out", GenerationRequest(num=5), code=CODE
+    )  # goes on, and says so
     chosen = json.loads((tmp_path / "out" / "card.json").read_text())["chosen"]
     assert chosen["from_trials"] == 4 and "epsilon inf (no guarantee" in chosen["spent_together"][0]
     other = next(path for path in folder.parent.iterdir() if path != folder)
     next(other.glob("commit-*.json")).write_text("{")
-    write(open_finished(folder), None, tmp_path / "more", GenerationRequest(num=5), code=CODE)
+    write_samples(open_finished(folder), None, tmp_path / "more", GenerationRequest(num=5), code=CODE)
     chosen = json.loads((tmp_path / "more" / "card.json").read_text())["chosen"]
     assert chosen["from_trials"] == 4 and "composed epsilon of all trials is unknown" in chosen["spent_together"][0]
 
@@ -245,7 +250,7 @@ def test_the_card_says_from_how_many_trials_and_what_all_of_them_have_spent(fini
 @pytest.mark.parametrize("client", [0, None])
 def test_what_is_missing_is_made_again_and_nothing_else(finished: Finished, tmp_path: Path, client: int | None) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    write(finished, client, whole, GenerationRequest(num=30), code=CODE)
+    write_samples(finished, client, whole, GenerationRequest(num=30), code=CODE)
     shutil.copytree(whole, cut)
     lost = [cut / f"train-0000{i}-of-00005.parquet" for i in (1, 4)]
     for path in lost:
@@ -254,7 +259,7 @@ def test_what_is_missing_is_made_again_and_nothing_else(finished: Finished, tmp_
     (cut / ".card.json.0a1b2c3d").write_text("{")
     kept = {p: p.stat().st_mtime_ns for p in cut.glob("train-*")}
     seen: list[tuple[int, int]] = []
-    write(finished, client, cut, GenerationRequest(num=30), code=CODE, on_progress=lambda *x: seen.append(x))
+    write_samples(finished, client, cut, GenerationRequest(num=30), code=CODE, on_progress=lambda *x: seen.append(x))
     assert files(cut) == files(whole)
     assert seen == [(21, 30), (28, 30), (30, 30)]
     assert {p: p.stat().st_mtime_ns for p in kept} == kept
@@ -262,13 +267,13 @@ def test_what_is_missing_is_made_again_and_nothing_else(finished: Finished, tmp_
 
 def refusal(*arguments: Any, **more: Any) -> str:
     with pytest.raises(ValueError) as e:
-        write(*arguments, **{"code": CODE, **more})
+        write_samples(*arguments, **{"code": CODE, **more})
     assert "\n" not in str(e.value)
     return str(e.value)
 
 
 def test_another_request_into_the_same_folder(finished: Finished, tmp_path: Path) -> None:
-    write(finished, 0, tmp_path, GenerationRequest(num=5), code=CODE)
+    write_samples(finished, 0, tmp_path, GenerationRequest(num=5), code=CODE)
     (tmp_path / ".train-00001-of-00002.parquet.0a1b2c3d").write_bytes(b"somebody is writing this")
     before = files(tmp_path)
     assert "(classes, request, rows differ in its card.json)" in refusal(
@@ -354,7 +359,7 @@ def test_the_file_holds_the_samples_by_the_trials_own_mapping(
 ) -> None:
     monkeypatch.setattr(generate, "PART", 7)
     progress: list[tuple[int, int]] = []
-    write(
+    write_samples(
         finished_table,
         None,
         tmp_path,
@@ -380,7 +385,7 @@ def test_the_file_holds_the_samples_by_the_trials_own_mapping(
 
 
 def test_the_card_says_what_a_value_is_and_whose_bins_these_are(finished_table: Finished, tmp_path: Path) -> None:
-    write(finished_table, None, tmp_path, GenerationRequest(num=3), code=CODE)
+    write_samples(finished_table, None, tmp_path, GenerationRequest(num=3), code=CODE)
     card = json.loads((tmp_path / "card.json").read_text())
     assert list(card["columns"]) == COLUMNS and card["columns"]["paid"] == ["no", "yes", "(other)"]
     assert card["about"] == "rows of the shared model" and card["privacy"].startswith("epsilon inf")
@@ -395,32 +400,32 @@ def test_a_model_without_labels_says_so(tables: Storage, tmp_path: Path) -> None
     base = open_finished(tables.folder("localonly")).trial.experiment
     method = LocalOnly(model=replace(MODEL, conditional=False), local=SHORT)
     made = open_finished(Storage(tmp_path / "storage").finish("blind", replace(base, method=method)))
-    write(made, 0, tmp_path / "out", GenerationRequest(num=3), code=CODE)
+    write_samples(made, 0, tmp_path / "out", GenerationRequest(num=3), code=CODE)
     card = json.loads((tmp_path / "out" / "card.json").read_text())
     assert card["label"] == "apart from the row: the model knows of no label"
 
 
 def test_what_was_made_is_a_table_again(finished_table: Finished, tmp_path: Path) -> None:
     """As the audit reads it, and as `--data.name DIR/rows.csv` does."""
-    write(finished_table, 0, tmp_path, GenerationRequest(num=80, numbers="bins"), code=CODE)
-    table = read(RawTable(source=str(tmp_path / "rows.csv"), label="buys", bins=4))
+    write_samples(finished_table, 0, tmp_path, GenerationRequest(num=80, numbers="bins"), code=CODE)
+    table = read_table(RawTable(source=str(tmp_path / "rows.csv"), label="buys", bins=4))
     assert len(table.codes) == 80
     rows = rows_of(tmp_path)
     decoded = table.mapping.decode(table.codes.numpy(), table.labels.numpy())  # type: ignore[union-attr]
     assert decoded.astype(rows.dtypes).equals(rows)
     cut = {"test": 9, "public": 9, "validation": 9, "calibration": 9}
-    again = load(Data(name=str(tmp_path / "rows.csv"), labels=("buys",), bins=4, **cut))
+    again = load_dataset(Data(name=str(tmp_path / "rows.csv"), labels=("buys",), bins=4, **cut))
     assert again.shape == (1, 1, 3) and again.label_names == (("no", "yes", "(other)"),)
 
 
 @pytest.mark.parametrize("numbers", get_args(rows_file.Numbers))
 def test_the_printed_options_read_the_samples_again(finished_table: Finished, tmp_path: Path, numbers: Any) -> None:
     """With the columns, their kinds and cells, whatever a reader would take for missing or for a number."""
-    write(finished_table, 0, tmp_path / "a b", GenerationRequest(num=80, numbers=numbers), code=CODE)
+    write_samples(finished_table, 0, tmp_path / "a b", GenerationRequest(num=80, numbers=numbers), code=CODE)
     options = shlex.split(finished_table.dataset.modality.read_options(tmp_path / "a b", "buys", numbers))
     start = Experiment(data=Data(train=40, public=20, validation=5, calibration=5, test=10), partition=Iid())
     data = overrides.override(start, changes(start, options)).data
-    again, mapping = load(data).modality.mapping, finished_table.dataset.modality.mapping
+    again, mapping = load_dataset(data).modality.mapping, finished_table.dataset.modality.mapping
     assert data.csv.missing == ("",)
     kinds = [column.kind if numbers == "drawn" else "text" for column in mapping.columns]
     assert [(c.name, c.kind) for c in again.columns] == [*zip(COLUMNS[:3], kinds, strict=True)]
@@ -434,7 +439,7 @@ def test_numbers_come_out_as_numbers_of_the_generations_seed(
     monkeypatch.setattr(generate, "PART", 20)
     tables = {}
     for name, fields in (("drawn", {}), ("again", {}), ("bins", {"numbers": "bins"})):
-        write(finished_table, 0, tmp_path / name, GenerationRequest(num=50, **fields), code=CODE)  # type: ignore[arg-type]
+        write_samples(finished_table, 0, tmp_path / name, GenerationRequest(num=50, **fields), code=CODE)  # type: ignore[arg-type]
         tables[name] = rows_of(tmp_path / name)
     drawn, bins = tables["drawn"], tables["bins"]
     assert (tmp_path / "drawn" / "rows.csv").read_bytes() == (tmp_path / "again" / "rows.csv").read_bytes()
@@ -446,7 +451,7 @@ def test_numbers_come_out_as_numbers_of_the_generations_seed(
     low, high = map(int, card["ranges"]["age"])
     assert card["numbers"] == "drawn" and ages.astype(int).between(low, high).all()
     with pytest.raises(ValueError, match="numbers, ranges, values differ"):
-        write(finished_table, 0, tmp_path / "drawn", GenerationRequest(num=50, numbers="bins"), code=CODE)
+        write_samples(finished_table, 0, tmp_path / "drawn", GenerationRequest(num=50, numbers="bins"), code=CODE)
 
 
 # --- what no guarantee covers ---
@@ -479,7 +484,7 @@ def experiment_on(path: Path, method: Any, **data: Any) -> Experiment:
 def test_a_record_of_its_own_kind_is_nowhere_under_an_epsilon(tmp_path: Path, name: str) -> None:
     """Neither its label nor its income, in a table with it and one without: the same columns, classes and labels."""
     plain = table_of(tmp_path / "plain.csv", None)
-    canary = int(load(experiment_on(plain, METHODS["fedavg"]).data).splits["train"].numbers[3])
+    canary = int(load_dataset(experiment_on(plain, METHODS["fedavg"]).data).splits["train"].numbers[3])
     made: dict[str, list[Any]] = {}
     for table, row in (("plain", None), ("canary", canary)):
         path = table_of(tmp_path / f"{table}.csv", row)
@@ -488,7 +493,7 @@ def test_a_record_of_its_own_kind_is_nowhere_under_an_epsilon(tmp_path: Path, na
         for labels in ("default", "public", "per class"):
             out = tmp_path / f"made-{table}" / labels
             how: dict[str, Any] = {"public": {"labels": "public"}, "per class": {"per_class": True}}.get(labels, {})
-            assert write(finished_table, None, out, GenerationRequest(num=20, **how), code=CODE).startswith(
+            assert write_samples(finished_table, None, out, GenerationRequest(num=20, **how), code=CODE).startswith(
                 "epsilon 1.00"
             )
             card = json.loads((out / "card.json").read_text())
@@ -506,7 +511,9 @@ def test_a_record_of_its_own_kind_is_nowhere_under_an_epsilon(tmp_path: Path, na
 def test_labels_as_the_private_records_have_them_have_no_guarantee(tmp_path: Path, name: str) -> None:
     path = table_of(tmp_path / "t.csv", None)
     finished_table = open_finished(Storage(tmp_path / "storage").finish(name, experiment_on(path, PRIVATE[name])))
-    privacy = write(finished_table, None, tmp_path / "out", GenerationRequest(num=60, labels="as-data"), code=CODE)
+    privacy = write_samples(
+        finished_table, None, tmp_path / "out", GenerationRequest(num=60, labels="as-data"), code=CODE
+    )
     card = json.loads((tmp_path / "out" / "card.json").read_text())
     assert privacy == card["privacy"] == card["guarantee"]["says"] and card["guarantee"]["epsilon"] == "inf"
     assert card["guarantee"]["unprotected"] == ["labels drawn as the private records have them"]
@@ -533,7 +540,7 @@ def test_fitted_on_all_records_there_is_no_guarantee_anywhere(tmp_path: Path, na
     assert all("names of categories and classes, taken from all records" in row["events"] for row in mine)
     assert [row["epsilon_rdp"] for row in mine] == ["inf", "inf"]
     finished_table = open_finished(folder)
-    assert write(finished_table, None, tmp_path / "out", GenerationRequest(num=2), code=CODE).startswith(
+    assert write_samples(finished_table, None, tmp_path / "out", GenerationRequest(num=2), code=CODE).startswith(
         "epsilon inf (no guarantee: t"
     )
     assert finished_table.categories is not None and "no guarantee covers them" in finished_table.categories
@@ -544,7 +551,7 @@ def test_fitted_on_all_records_there_is_no_guarantee_anywhere(tmp_path: Path, na
 def test_a_trial_cut_short_in_its_first_round_has_spent_what_was_learned(tmp_path: Path) -> None:
     path = table_of(tmp_path / "t.csv", None)
     opened = trial.open_trial(experiment_on(path, PRIVATE["dpsgd"], fitted_on="all"), tmp_path / "sweep")
-    trial.cut_short(opened.folder, "killed")
+    trial.end_unfinished(opened.folder, "killed")
     assert finite(opened.folder) == {"server": False, "outsiders": False}
 
 
@@ -578,7 +585,7 @@ def test_a_saved_sampler_makes_rows(finished_table: Finished, tmp_path: Path) ->
 
 def sweep(folder: Path, *accuracies: float | None, method: str = "pfdm") -> Path:
     experiment = PRESETS["digits"]().experiment
-    experiment = overrides.override(experiment, {"method": overrides.convert(experiment, "method", method)})
+    experiment = overrides.override(experiment, {"method": overrides.parse_field(experiment, "method", method)})
     for number, accuracy in enumerate(accuracies):
         at = folder / "trials" / str(number)
         at.mkdir(parents=True)

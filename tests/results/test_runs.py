@@ -18,11 +18,11 @@ from raydiff import tree
 from raydiff.cli import frontier
 from raydiff.data.datasets import Dataset
 from raydiff.experiment import config
-from raydiff.experiment.client_records import shares
+from raydiff.experiment.client_records import client_shares
 from raydiff.experiment.config import Experiment
 from raydiff.results import sampler
 from raydiff.results.finished import Finished, open_finished
-from raydiff.results.generation import GenerationRequest, write
+from raydiff.results.generation import GenerationRequest, write_samples
 from raydiff.results.sampler import Sampler
 from raydiff.tracking import mlflow_models, mlflow_writer
 from raydiff.tracking.mlflow_writer import Mlflow
@@ -133,7 +133,7 @@ def test_a_store_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
 def candidates(dataset: Dataset, experiment: Experiment) -> set[str]:
     """What somebody who guesses these records can compute of them, without any secret."""
     private = {name: records for name, records in dataset.splits.items() if name != "public"}
-    parts = [private["train"].select(part) for part in shares(experiment, dataset)]
+    parts = [private["train"].select(part) for part in client_shares(experiment, dataset)]
     digests = {dataset.digest, replace(experiment, data_digest=dataset.digest).digest}
     for records in (*private.values(), *parts):
         leaves = {"images": records.images, "labels": records.labels}
@@ -145,7 +145,7 @@ def published(runs: Runs, name: str, out: Path) -> bytes:
     """All that leaves the storage folder: what MLflow has of the sweep, its report, and samples by the trial's name."""
     finished = runs.finished(name)
     for client in (0, None):
-        write(
+        write_samples(
             finished,
             client,
             out / f"samples-{finished.trial.experiment.digest}-{client}",

@@ -18,7 +18,7 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Numerics, Runtime
 from raydiff.experiment.trial import Trial
 from raydiff.federated.client import Failed
-from raydiff.federated.rounds import rounds
+from raydiff.federated.rounds import run_rounds
 from raydiff.federated.upload_validator import UploadValidator
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpsgd import DPSGD
@@ -77,7 +77,7 @@ def with_method(this: Trial, method) -> Trial:
 
 def last(pool, this: Trial):
     """The run's last progress on this pool."""
-    *_, end = rounds(this.experiment.method, pool, keys=this.keys, store=this.store)
+    *_, end = run_rounds(this.experiment.method, pool, keys=this.keys, store=this.store)
     return end
 
 
@@ -136,7 +136,7 @@ def test_what_clients_in_actors_keep_is_their_users_alone(tmp_path, workers):
 @pytest.mark.survival
 def test_workers_that_die_between_rounds_and_between_trials_are_hosted_again(tmp_path, workers):
     this = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path / "killed")
-    results = rounds(this.experiment.method, RayExecutor(workers, this), keys=this.keys, store=this.store)
+    results = run_rounds(this.experiment.method, RayExecutor(workers, this), keys=this.keys, store=this.store)
     next(results)
     ray.kill(workers[0], no_restart=False)
     *_, end = results

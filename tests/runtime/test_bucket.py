@@ -10,7 +10,7 @@ from raydiff.data.partition import Iid
 from raydiff.experiment import trial
 from raydiff.experiment.config import Runtime
 from raydiff.experiment.trial import Trial
-from raydiff.federated.rounds import rounds
+from raydiff.federated.rounds import run_rounds
 from raydiff.methods._averaging import Averaging
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
@@ -30,7 +30,7 @@ METHOD = SPIRE(model=MODEL, rounds=3, local=TRAINING, averaging=NOISED)
 
 def last(pool, this: Trial, *, until: int | None = None):
     """The run's last progress on this pool, or the one after a round."""
-    for end in rounds(this.experiment.method, pool, keys=this.keys, store=this.store):
+    for end in run_rounds(this.experiment.method, pool, keys=this.keys, store=this.store):
         if end.number == until:
             break
     return end

@@ -41,6 +41,6 @@ def test_a_probe_trains_few_epochs_too(tiny: Experiment, monkeypatch: pytest.Mon
     monkeypatch.setattr("raydiff.experiment.trial.open_trial", opened)
     with pytest.raises(Opened) as found:
         estimate.estimate_trial_s(override(tiny, {"method.local.epochs": 1000}))
-    records = len(datasets.load(tiny.data).splits["train"]) // tiny.clients
+    records = len(datasets.load_dataset(tiny.data).splits["train"]) // tiny.clients
     (probe,) = found.value.args
     assert estimate.MIN_STEPS <= probe.method.local.of(records).steps <= 2 * estimate.MOST_STEPS

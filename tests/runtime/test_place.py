@@ -8,7 +8,7 @@ import torch
 
 from raydiff.experiment.config import Runtime
 from raydiff.models.compute import device
-from raydiff.runtime.place import Slot, cap_memory, check_fits, count_fitting, shape_slot
+from raydiff.runtime.place import Slot, cap_memory, check_bundles_fit, count_fitting, shape_slot
 
 LAPTOP = {"CPU": 2.0}
 ONE = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
@@ -55,7 +55,7 @@ def test_ray_takes_a_fraction_from_one_gpu(gpus, fraction, workers):
 )
 def test_a_slot_that_fits_nowhere_is_refused(shape, says):
     with pytest.raises(ValueError, match=says):
-        check_fits(shape.bundles, shape.total, [LAPTOP, LAPTOP])
+        check_bundles_fit(shape.bundles, shape.total, [LAPTOP, LAPTOP])
 
 
 def test_bundles_of_a_slot_add_up_to_its_workers_cpus():

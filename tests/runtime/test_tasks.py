@@ -24,7 +24,7 @@ def test_workers_write_the_files_of_one_process(storage, tmp_path: Path, workers
     """Existing files are kept."""
     finished, request = open_finished(storage.folder("pfdm")), generation.GenerationRequest(num=2 * generation.PART + 5)
     code = {"raydiff": "0.1.0"}
-    generation.write(finished, 1, tmp_path / "one", request, code=code)
+    generation.write_samples(finished, 1, tmp_path / "one", request, code=code)
     expected, out = files(tmp_path / "one"), tmp_path / "many"
     assert len(expected) == 4
     out.mkdir()
@@ -33,7 +33,7 @@ def test_workers_write_the_files_of_one_process(storage, tmp_path: Path, workers
         (out / name).write_bytes(expected[name])
     before, seen = (out / kept).stat().st_mtime_ns, list[tuple[int, int]]()
     spread = tasks.spread_samples(1, NODES)  # A process takes seconds to start.
-    generation.write(finished, 1, out, request, code=code, on_progress=lambda *x: seen.append(x), spread=spread)
+    generation.write_samples(finished, 1, out, request, code=code, on_progress=lambda *x: seen.append(x), spread=spread)
     assert files(out) == expected and (out / kept).stat().st_mtime_ns == before
     assert seen[0] == (1000, 2005) and seen[-1] == (2005, 2005) and len(seen) == 3
 

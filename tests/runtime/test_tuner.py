@@ -40,7 +40,7 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
     wild = Training(steps=8, batch=8, learning_rate=1e30)
     for name in ("s", "alone"):
         trial.keep_secret(tmp_path / name, b"the noise secret")
-    trials = [trial.resolve(e, b"the noise secret") for e in (override(base, {"method.server": wild}), base)]
+    trials = [trial.resolve_on_data(e, b"the noise secret") for e in (override(base, {"method.server": wild}), base)]
     plan = planned_as(tmp_path / "s", trials)
     progress, shape = SweepProgress(plan), tuner.choose_slot(plan, [{"CPU": 2.0}])
     assert tuner.run_on_tune(plan, shape, progress).interrupted == 0
@@ -50,7 +50,7 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
     assert (progress.done, progress.failed) == (1, 1)
 
     alone = trial.open_trial(trials[1], tmp_path / "alone")
-    list(trial.run(alone, trial.local_executor(alone)))
+    list(trial.run_trial(alone, trial.local_executor(alone)))
     warm = trial.Trial(trials[1], plan.folder)
     assert all(torch.equal(v, warm.store.load_server(1)[k]) for k, v in alone.store.load_server(1).items())
 
@@ -63,7 +63,7 @@ def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_pat
     """On as many workers as still fit, and with interrupted trials first."""
     base = dataclasses.replace(tiny, clients=3, runtime=Runtime(workers=3))
     trial.keep_secret(tmp_path / "sweeps" / "s", b"the noise secret")
-    trials = [trial.resolve(override(base, {"seed": n}), b"the noise secret") for n in range(3)]
+    trials = [trial.resolve_on_data(override(base, {"seed": n}), b"the noise secret") for n in range(3)]
     plan, fits = planned_as(tmp_path / "sweeps" / "s", trials), []
 
     def fit(plan, shape, progress, tuned, trials):
@@ -102,7 +102,7 @@ def test_a_driver_that_lost_the_sweep_to_another_writes_no_outcome(tmp_path, tin
     with pytest.raises(LeaseLost):
         federation(tmp_path, opened.experiment, owner=opened.owner).step()
     with pytest.raises(LeaseLost):
-        list(trial.run(opened, trial.local_executor(opened)))
+        list(trial.run_trial(opened, trial.local_executor(opened)))
     assert opened.outcome() is None and not list(opened.folder.glob("commit-*"))
 
 

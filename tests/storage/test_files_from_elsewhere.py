@@ -41,7 +41,7 @@ def whole(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Path:
     method = Scaffold(model=tiny.method.model, local=Training(steps=2, batch=8, optimizer="sgd"), rounds=2)
     for seed in (0, 1):
         opened = trial.open_trial(replace(tiny, method=method, evaluation=None, seed=seed), sweep)
-        for _ in trial.run(opened, trial.local_executor(opened)):
+        for _ in trial.run_trial(opened, trial.local_executor(opened)):
             pass
     plan = {"id": "x", "search": "grid", "trials": [path.name for path in (sweep / "trials").iterdir()]}
     (sweep / "sweep.json").write_text(json.dumps(plan))
@@ -57,8 +57,8 @@ def sweep(whole: Path, tmp_path: Path, digests: None) -> Path:
 
 def content(sweep: Path) -> list[object]:
     """What report, ls, sample and resume read."""
-    values: list[object] = [str(load.runs(sweep).to_dict()), str(load.rounds(sweep).to_dict()), ls.state(sweep)]
-    values += [row[:3] + row[4:] for row in ls.trials(sweep)]
+    values: list[object] = [str(load.runs(sweep).to_dict()), str(load.read_rounds(sweep).to_dict()), ls.state(sweep)]
+    values += [row[:3] + row[4:] for row in ls.trial_rows(sweep)]
     for folder, _ in outcomes(sweep):
         finished = open_finished(folder)
         states = [finished.trial.store.load_client(client, before=finished.round + 1) or {} for client in (0, 1)]
@@ -111,7 +111,7 @@ def test_copies_under_other_names_are_ignored_and_counted(
     (sweep / "trials" / "notes" / "config.json").write_text("{}")
     assert content(sweep) == expected and before == ""
     assert f": {len(copies) + len(inside) + 1} files, such as " in strays(sweep)
-    assert strays(sweep) in load.cut_short(sweep)
+    assert strays(sweep) in load.describe_cut_short(sweep)
     assert ls.main(["--storage", str(sweep.parents[1])]) == 0 and strays(sweep) in capsys.readouterr().out
 
 

@@ -238,15 +238,15 @@ def faulty(sweep: Any, fault: Callable[[Any, Any], None]) -> Any:
 def undisturbed_state(storage: Path) -> dict[str, tuple]:
     """What three of the sweep's trials end with when nobody disturbs them, in this process."""
     from raydiff.cli import arguments, sweep
-    from raydiff.cli.options import parse_known
+    from raydiff.cli.options import parse_command
     from raydiff.experiment import trial
 
     reference = Federated(storage)
-    _, study, rest = arguments.preset([*FEDERATED, "--grid", "seed=0,1,2"])
-    options, overrides = parse_known(sweep.SweepOptions, rest, None, study.experiment)
-    for experiment in sweep.planned("digits", study, options, overrides).trials:
+    _, study, rest = arguments.split_preset([*FEDERATED, "--grid", "seed=0,1,2"])
+    options, overrides = parse_command(sweep.SweepOptions, rest, None, study.experiment)
+    for experiment in sweep.plan_request("digits", study, options, overrides).trials:
         this = trial.open_trial(experiment, reference.folder)
-        assert list(trial.run(this, trial.local_executor(this)))[-1]["finished"]
+        assert list(trial.run_trial(this, trial.local_executor(this)))[-1]["finished"]
     return reference.state()
 
 

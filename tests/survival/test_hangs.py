@@ -72,7 +72,7 @@ def opened(folder: Path) -> Trial:
 
 def final(pool: Any, this: Trial) -> tuple[dict[str, Any], str, Any]:
     """The trial's final numbers, the digest of the server's last state, and the ledger."""
-    *_, end = trial.run(this, pool)
+    *_, end = trial.run_trial(this, pool)
     metrics = {k: v for k, v in end.items() if not k.startswith("time/")}
     return metrics, tree.digest(this.store.load_server(FEDAVG.rounds - 1)), this.store.ledger()
 

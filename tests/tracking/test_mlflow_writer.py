@@ -149,7 +149,7 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
     names = ["distance_all", "round/epsilon", "round/server_loss", "round/distance_all", "round"]
     assert list(run.data.metrics) == names
     assert {"method": "PFDM", "method.epsilon": "10.0", "clients": "2"}.items() <= run.data.params.items()
-    assert set(run.data.params) == set(json_files.flatten(overrides.to_dict(experiment)))
+    assert set(run.data.params) == set(json_files.flatten_tree(overrides.to_dict(experiment)))
 
 
 def test_a_run_has_the_status_of_its_trial(sweep: Sweep, experiment: Experiment) -> None:

@@ -200,7 +200,7 @@ def dpsgd() -> None:
 def latent() -> None:
     """A step of `raydiff pretrain`'s two trainings, then one of FedDistr's inversion of 20 words by 8 latents."""
     from raydiff.papers.feddistr.latent import inversion, pretrain
-    from raydiff.papers.feddistr.latent.model import load
+    from raydiff.papers.feddistr.latent.model import load_latent
 
     compute_with(1, "float32")
     count, steps = (1000, 100) if GPU else (40, 2)
@@ -217,7 +217,7 @@ def latent() -> None:
     made = pretrain.pretrain(images, labels, training=plan, rng=generator(0), say=say)
     folder = Path(sys.argv[2] if len(sys.argv) > 2 else "/tmp/raydiff-figures-latent")
     pretrain.save_pretrained(made, folder, images=images, card={})
-    model = load(str(folder))
+    model = load_latent(str(folder))
     latents = model.encode(images)
     groups = inversion.cluster(latents, labels[:, 0], count=2, least=2, fewer=True, rng=generator(1))
 

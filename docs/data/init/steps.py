@@ -47,7 +47,7 @@ def measured(name: str, size: int | None, records: int, steps: int) -> dict[str,
     changes |= {"evaluation.metrics": ("all", f"{__name__}:copied"), "runtime.pool": "local"}
     with tempfile.TemporaryDirectory() as folder:
         this = trial.open_trial(override(rd.preset("digits").experiment, changes), Path(folder) / "s")
-        *_, final = trial.run(this, trial.local_executor(this))
+        *_, final = trial.run_trial(this, trial.local_executor(this))
     floors = final["eval/fd_cnn/all"] / final["eval/fd_cnn/all_floor"]
     passes = steps * BATCH / records
     row = {"data": f"{name} {pixels} values", "records": records, "steps": steps, "passes": passes}

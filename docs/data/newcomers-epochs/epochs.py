@@ -62,7 +62,7 @@ def show() -> None:
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set(xlabel="epochs of the unseen client", ylabel="kernel distance", ylim=(0, 2.2))
     plots.legend(figure, [axes])
-    plots.save(figure, PICTURE)
+    plots.save_figure(figure, PICTURE)
 
 
 if __name__ == "__main__":

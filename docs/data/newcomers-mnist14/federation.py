@@ -30,7 +30,7 @@ from typing import Any
 import raydiff as rd
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
-from raydiff.federated.rounds import LocalExecutor, rounds
+from raydiff.federated.rounds import LocalExecutor, run_rounds
 from raydiff.formats.intervals import format_interval, student
 from raydiff.formats.metric_records import columns
 
@@ -82,7 +82,7 @@ def one(out: Path, way: str, method: str, seed: int, split: str) -> None:
         for client in clients:
             client.store = None
         own, late = clients[: e.clients], clients[e.clients :]
-        for progress in rounds(e.method, LocalExecutor(own), keys=this.keys):
+        for progress in run_rounds(e.method, LocalExecutor(own), keys=this.keys):
             server = progress.sent
             if progress.number % 100 == 99:
                 print(f"round {progress.number + 1}: {time.monotonic() - begun:.0f} s", flush=True)

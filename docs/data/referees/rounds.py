@@ -20,7 +20,7 @@ import raydiff as rd
 from raydiff.data import datasets
 from raydiff.data.partition import ByClass
 from raydiff.experiment import overrides, trial
-from raydiff.federated.rounds import LocalExecutor, rounds
+from raydiff.federated.rounds import LocalExecutor, run_rounds
 
 TABLE = Path(__file__).with_name("rounds.csv")
 FIELDS = ("method", "round", "accuracy", *(f"says {digit}" for digit in range(10)))
@@ -31,16 +31,16 @@ def main(method: str, count: int) -> None:
     study = rd.preset("analysis.referee_presets:niid_bench")
     arms = (study.experiment, *(arm.apply(study.experiment) for arm in study.beside))
     arm = next(e for e in arms if type(e.method).__name__.lower() == method)
-    test = datasets.load(arm.data).splits["test"]
+    test = datasets.load_dataset(arm.data).splits["test"]
     rows = [row for row in csv.DictReader(TABLE.open()) if row["method"] != method] if TABLE.exists() else []
     with tempfile.TemporaryDirectory() as folder:
-        resolved = trial.resolve(overrides.override(arm, {"partition": ByClass()}), bytes(32), Path(folder))
+        resolved = trial.resolve_on_data(overrides.override(arm, {"partition": ByClass()}), bytes(32), Path(folder))
         this = trial.open_trial(resolved, Path(folder))
         torch.set_num_threads(resolved.numerics.threads)
         clients = trial.make_clients(this, resolved.everyone)
         for client in clients:
             client.store = None
-        for progress in islice(rounds(resolved.method, LocalExecutor(clients), keys=this.keys), count):
+        for progress in islice(run_rounds(resolved.method, LocalExecutor(clients), keys=this.keys), count):
             said = resolved.method.deploy(progress.sent).classify(test.images).argmax(1)
             accuracy = 100 * (said == test.labels[:, 0]).double().mean().item()
             counts = torch.bincount(said, minlength=10).tolist()

@@ -111,8 +111,10 @@ class Tried(Federated):
             try:
                 outcome = trial.read_outcome(folder)
                 if outcome is None:
-                    experiment = config.read(folder / "config.json")
-                    found[folder.name] = trial.guarantees(PrivacyOdometer(ledger_of(folder)), experiment)[0].epsilon
+                    experiment = config.read_config(folder / "config.json")
+                    found[folder.name] = trial.state_guarantees(PrivacyOdometer(ledger_of(folder)), experiment)[
+                        0
+                    ].epsilon
                 else:
                     found[folder.name] = float(outcome["server"]["epsilon"])
             except (ValueError, FileNotFoundError):

@@ -109,7 +109,7 @@ def _csv(path: Path, csv_format: Csv) -> Cells:
 
 
 def _text(path: Path, encoding: str) -> str:
-    sizes.check_fits(f"the table {path}", path.stat().st_size, "take fewer rows")
+    sizes.check_memory(f"the table {path}", path.stat().st_size, "take fewer rows")
     packed = path.suffix.lower() == ".gz"
     try:
         with (gzip.open if packed else open)(path, "rb") as file:
@@ -136,7 +136,7 @@ def _parquet(path: Path) -> Cells:
         about = pq.read_metadata(path)
         unpacked = sum(int(about.row_group(i).total_byte_size) for i in range(about.num_row_groups))
         claimed = max(unpacked, 8 * int(about.num_rows) * int(about.num_columns))  # A small file may have many rows.
-        sizes.check_fits(f"the table {path}", claimed, "take fewer rows")
+        sizes.check_memory(f"the table {path}", claimed, "take fewer rows")
         table = pq.ParquetFile(path).read()
     except (OSError, pa.ArrowException) as e:
         raise _unreadable(path, f" ({type(e).__name__})") from e

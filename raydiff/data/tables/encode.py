@@ -130,7 +130,7 @@ def bins_of(values: pd.Series, *, kind: Kind, bins: int, edges: Sequence[float] 
     )
 
 
-def groups_of(
+def fit_groups(
     values: pd.Series, *, kind: Kind, bins: int, groups: Dictionary[str, Sequence[str]] | None, public: bool = False
 ) -> Column:
     """A column of few values: in these groups, or one category for each value, the rarest merged; at most `bins`.

@@ -24,7 +24,7 @@ from torch import Tensor
 from raydiff.data.tables import cells
 from raydiff.data.tables.cells import Cells
 from raydiff.data.tables.code_books import CODE_BOOKS, RawTable as RawTable, TableOptions as TableOptions
-from raydiff.data.tables.encode import Column, Mapping, bins_of, groups_of, numbers
+from raydiff.data.tables.encode import Column, Mapping, bins_of, fit_groups, numbers
 from raydiff.data.tables.kinds import MEANING, Kind, canonical, format_text, infer_kind
 from raydiff.lookup import nearest, refuse
 from raydiff.seeding import generator
@@ -66,7 +66,7 @@ class Encoded:
         return max(len(column.categories) for column in self.mapping.columns)
 
 
-def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encoded:
+def read_table(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encoded:
     """Return the table, its undeclared categories fitted on `public` rows, drawn by `seed` (None: on all rows).
 
     Raises ValueError if the file cannot be read, a column is missing or unfit for `bins`, or rows are too few.
@@ -95,7 +95,7 @@ def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encod
 
 
 def read_again(config: RawTable, path: Path, mapping: Mapping) -> Encoded:
-    """Another file of the same table, by a fitted mapping. Raises ValueError as `read`, and on unknown values."""
+    """Another file of the same table, by a fitted mapping. Raises ValueError as `read_table`, and on unknown values."""
     table = cells.read_cells(path, config.csv)
     kinds = {column.name: column.kind for column in mapping.decoded}
     _check_columns([*kinds], table.frame.columns, path)
@@ -254,7 +254,7 @@ def _column(config: RawTable, values: pd.Series, kind: Kind, bins: int, *, publi
     if is_number and (edges is not None or values.nunique(dropna=False) > bins - ours):
         column = bins_of(values, kind=kind, bins=bins, edges=edges, public=ours)
     else:
-        column = groups_of(values, kind=kind, bins=bins, groups=groups.get(name), public=ours)
+        column = fit_groups(values, kind=kind, bins=bins, groups=groups.get(name), public=ours)
     if (size := len(column.categories)) > bins:
         raise ValueError(f"column {name!r} has {size} categories, more than the {bins} that bins allow")
     return column
@@ -269,7 +269,7 @@ def _label(config: RawTable, values: pd.Series, kind: Kind, *, public: bool) -> 
             f"label {values.name!r} must have 2 to {MOST_CLASSES} classes, got {classes}"
             f"{' in its public rows' * public}{remedy}"
         )
-    return groups_of(values.dropna(), kind=kind, bins=MOST_CLASSES + public, groups=declared, public=public)
+    return fit_groups(values.dropna(), kind=kind, bins=MOST_CLASSES + public, groups=declared, public=public)
 
 
 def _encode(frame: pd.DataFrame, mapping: Mapping, says: str, notes: tuple[str, ...], **more: Any) -> Encoded:

@@ -25,7 +25,7 @@ CODED = (
 )
 
 
-def describe(mapping: Mapping, numbers: Numbers = "drawn") -> dict[str, Any]:
+def describe_values(mapping: Mapping, numbers: Numbers = "drawn") -> dict[str, Any]:
     """Entry of a card: the meaning of values, and the categories of every column, the label last."""
     drawn = f"drawn uniformly in their bins, in `ranges`; empty: missing, or no number ({OTHER}, {UNUSED})"
     values = f"numbers {drawn}" if numbers == "drawn" else "intervals of numbers; empty: missing"

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from raydiff.evaluation.attacks.closest import distances, nearest
+from raydiff.evaluation.attacks.closest import nearest_records, row_distances
 from raydiff.evaluation.attacks.membership import Interval, wilson
 
 ATTEMPTS = 2000  # records of each side that are attacked, and predicates that are guessed, at most
@@ -96,7 +96,9 @@ def linkability(
     half = torch.rand(len(members), n, generator=rng).argsort(1) < n // 2
 
     def linked(records: Tensor) -> Tensor:
-        one, other = (nearest(distances(records, synthetic, spans=spans, columns=c), rng) for c in (half, ~half))
+        one, other = (
+            nearest_records(row_distances(records, synthetic, spans=spans, columns=c), rng) for c in (half, ~half)
+        )
         return one == other
 
     guess, again = torch.randint(len(synthetic), (2, len(members)), generator=rng)
@@ -111,7 +113,7 @@ def inference(
     others = (torch.arange(synthetic.shape[1]) != secret).expand_as(members)
 
     def inferred(records: Tensor) -> Tensor:
-        alike = nearest(distances(records, synthetic, spans=spans, columns=others), rng)
+        alike = nearest_records(row_distances(records, synthetic, spans=spans, columns=others), rng)
         return synthetic[alike, secret] == records[:, secret]
 
     guess = synthetic[torch.randint(len(synthetic), (len(members),), generator=rng), secret]

@@ -38,14 +38,14 @@ class Closest:
     nndr_interval: Interval  # as `dcr_interval`
 
 
-def attack(
+def measure_closeness(
     synthetic: Tensor, *, members: Tensor, nonmembers: Tensor, spans: Sequence[int], rng: torch.Generator
 ) -> Closest:
     """Measure codes (s, n) against as many members (m, n) as non-members, 2 at least, with `spans_of` their columns."""
     m = len(members)
     parts = []
     for part in synthetic.split(BATCH):
-        apart = distances(part, torch.cat([members, nonmembers]), spans=spans)
+        apart = row_distances(part, torch.cat([members, nonmembers]), spans=spans)
         of_each = [side.topk(2, largest=False).values for side in apart.split(m, dim=1)]
         parts.append((*of_each, *apart.topk(min(NEAREST, 2 * m), largest=False)))
     of_members, of_others, near, indices = (torch.cat(each) for each in zip(*parts, strict=True))
@@ -84,7 +84,7 @@ def spans_of(columns: Sequence[Column]) -> tuple[int, ...]:
     return tuple(len(column.edges or ()) for column in columns)
 
 
-def distances(rows: Tensor, records: Tensor, *, spans: Sequence[int], columns: Tensor | None = None) -> Tensor:
+def row_distances(rows: Tensor, records: Tensor, *, spans: Sequence[int], columns: Tensor | None = None) -> Tensor:
     """Return distances from rows (s, n) to records (N, n): (s, N) float64; `columns` (s, n) bool: those that count."""
     k = int(max(rows.max(), records.max())) + 1
     each = torch.stack([_between_codes(span, k) for span in spans])  # (n, k, k)
@@ -95,7 +95,7 @@ def distances(rows: Tensor, records: Tensor, *, spans: Sequence[int], columns: T
     return apart.round(decimals=DECIMALS)
 
 
-def nearest(apart: Tensor, rng: torch.Generator) -> Tensor:
+def nearest_records(apart: Tensor, rng: torch.Generator) -> Tensor:
     """Return each row's nearest record (s,) from distances (s, N), a random one of ties."""
     return torch.where(apart == apart.amin(1, keepdim=True), torch.rand(apart.shape, generator=rng), -1.0).argmax(1)
 

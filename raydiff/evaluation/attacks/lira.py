@@ -7,7 +7,7 @@ easy for every model. Scores are low for members.
 |---|---|
 | phi(f(x), y), logit-scaled confidence | `statistics`: log of the diffusion loss at fixed timesteps over fixed draws |
 | Algorithm 1, online | `scores(..., online=True)`: log N(out) - log N(in) |
-| section VI, offline: 1 - Pr[N(mu_out, sigma_out^2) > conf] | `scores`: the standard normal quantile of that number |
+| section VI, offline: 1 - Pr[N(mu_out, sigma_out^2) > conf] | `lira_scores`: the standard normal quantile of it |
 | one variance for all records where shadows are few | of the deviations from each record's mean, below `MANY` shadows |
 
 Deviations: shadows come as complementary pairs, so each record is in exactly half of them. Timesteps are judged one by
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
-from raydiff.evaluation.attacks.scores import Query, add_noise, in_batches
+from raydiff.evaluation.attacks.scores import Query, add_given_noise, in_batches
 from raydiff.lookup import check_value
 from raydiff.models.ddpm import Denoiser
 
@@ -31,7 +31,7 @@ BATCH = 1024
 TINY = 1e-30  # lower bound of losses and deviations
 
 
-def halves(records: int, shadows: int, rng: torch.Generator) -> Tensor:
+def draw_memberships(records: int, shadows: int, rng: torch.Generator) -> Tensor:
     """Return which records each shadow is trained on: (M, N) bool.
 
     Shadows 2i and 2i + 1 are complementary. Raises ValueError for an odd number of shadows or 1 to 3, and for fewer
@@ -67,7 +67,7 @@ def statistics(
             losses = torch.zeros(len(x0), dtype=torch.float64)
             for _ in range(draws):
                 eps = torch.randn(x0.shape, generator=rng)
-                error = eps - z(add_noise(x0, eps, alphas_bar, t), t)
+                error = eps - z(add_given_noise(x0, eps, alphas_bar, t), t)
                 losses += error.double().square().flatten(1).mean(1)
             out.append((losses / draws).clamp_min(TINY).log())
         return out
@@ -75,7 +75,7 @@ def statistics(
     return in_batches(columns, denoiser, records, alphas_bar=alphas_bar, timesteps=timesteps, batch=BATCH)
 
 
-def scores(target: Tensor, shadows: Tensor, inside: Tensor, *, online: bool = False) -> Tensor:
+def lira_scores(target: Tensor, shadows: Tensor, inside: Tensor, *, online: bool = False) -> Tensor:
     """Return the scores of statistics (N, S) against the shadows' (M, N, S): (N, S + 1); the last column is the mean.
 
     Args:

@@ -20,7 +20,7 @@ from raydiff.formats.metric_records import FRACTION, Metric
 Z95 = 1.959963984540054  # two-sided 95 % point of the standard normal law
 Interval = tuple[float, float]
 LOW_FPRS = (0.01, 0.001)  # false positive rates at which the true positive rate is reported
-ROLES = ("calibration_members", "calibration_nonmembers", "members", "nonmembers")  # arguments of `attack`
+ROLES = ("calibration_members", "calibration_nonmembers", "members", "nonmembers")  # arguments of `attack_membership`
 # attacks that are derived from the others
 COMBINED = "combined"
 BEST = "best"
@@ -85,7 +85,7 @@ class AttackResult:
         return metrics
 
 
-def attack(
+def attack_membership(
     *, calibration_members: Tensor, calibration_nonmembers: Tensor, members: Tensor, nonmembers: Tensor
 ) -> AttackResult:
     """Choose column (by AUC) and threshold (by balanced accuracy) on the calibration rows; measure on the others.
@@ -122,7 +122,7 @@ def derived(scores: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     combined: the log odds that a record is no member, by a balanced logistic regression on normal quantiles of the
     calibration scores' ranks; those of a calibration row by a fit to the other folds. Left out with fewer than `ENOUGH`
     calibration rows of a side, or one column. best: combined, or all columns where the best one, chosen on the other
-    folds, has a higher AUC. Raises as `attack` does.
+    folds, has a higher AUC. Raises as `attack_membership` does.
     """
     _check(*scores.values())
     roles = [scores[role] for role in ROLES]

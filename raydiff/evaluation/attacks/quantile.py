@@ -24,7 +24,7 @@ COMPONENTS = 16  # principal components at most
 PER_COEFFICIENT = 10  # fitted records per coefficient, at least
 
 
-def scores(statistics: Tensor, images: Tensor, nonmembers: Tensor) -> Tensor:
+def quantile_scores(statistics: Tensor, images: Tensor, nonmembers: Tensor) -> Tensor:
     """Return statistics (N, S) minus q of pictures (N, C, H, W): (N, S + 1), low for members; the last is the mean.
 
     `nonmembers` (N,) bool says on which to fit, at least 2.

@@ -10,7 +10,7 @@ that nobody trained on.
 | Pr(x), offline: ((1 + a) out + 1 - a) / 2 | the same with in = a out + 1 - a |
 | a, by attacking one of the reference models | `interpolation`: by attacking shadow 0, timestep by timestep |
 | LR(x, z) = (Pr(x given theta) / Pr(x)) / (Pr(z given theta) / Pr(z)) | the ratio of two records' ratios |
-| score: Pr over z of LR(x, z) >= gamma | `scores`: the fraction of z with LR(x, z) < gamma, low for members |
+| score: Pr over z of LR(x, z) >= gamma | `rmia_scores`: the fraction of z with LR(x, z) < gamma, low for members |
 
 Deviations: the paper's likelihood is a classifier's confidence. exp(-L) is, up to a constant, the geometric mean over
 pixels of the normal density of the added noise around the predicted one, with variance 1/2. Half of the shadows were
@@ -29,8 +29,8 @@ from raydiff.evaluation.attacks.membership import best_column
 GRID = tuple(i / 10 for i in range(11))  # values of a
 
 
-def scores(target: Tensor, shadows: Tensor, inside: Tensor, population: Tensor, *, online: bool = False) -> Tensor:
-    """Return scores in [0, 1] as `lira.scores`; `population` (N,) bool: non-members of the target, at least 2."""
+def rmia_scores(target: Tensor, shadows: Tensor, inside: Tensor, population: Tensor, *, online: bool = False) -> Tensor:
+    """Return scores in [0, 1] as `lira.lira_scores`; `population` (N,) bool: non-members of the target, at least 2."""
     likelihood = (-shadows.exp()).exp()
     without = lira.mean_of(likelihood, ~inside)
     a = interpolation(shadows, inside)

@@ -39,14 +39,15 @@ class Attack(Protocol):
 def loss(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise: Tensor) -> list[Tensor]:
     """Return the training loss at t, with the same noise for all records and timesteps."""
     return [
-        torch.stack([_power(eps - z(add_noise(x0, eps, abar, t), t), 2) for eps in noise]).mean(0) for t in timesteps
+        torch.stack([_power(eps - z(add_given_noise(x0, eps, abar, t), t), 2) for eps in noise]).mean(0)
+        for t in timesteps
     ]
 
 
 def pia(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise: Tensor) -> list[Tensor]:
     """Return the loss with the model's prediction for the clean record as the noise (proximal initialisation)."""
     e0 = z(x0, 1)
-    return [_power(e0 - z(add_noise(x0, e0, abar, t), t), 4) for t in timesteps]
+    return [_power(e0 - z(add_given_noise(x0, e0, abar, t), t), 4) for t in timesteps]
 
 
 def secmi(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise: Tensor) -> list[Tensor]:
@@ -81,7 +82,7 @@ ATTACKS: Door[Attack] = Door(
 )
 
 
-def scores(
+def score_records(
     attack: Attack,
     denoiser: Denoiser,
     records: Records,
@@ -138,7 +139,7 @@ def grid(timesteps: int) -> list[int]:
     return sorted({1, *(max(1, round(timesteps * percent / 100)) for percent in (1, 2, 4, 6, 10, 14, 20, 28, 40))})
 
 
-def add_noise(x0: Tensor, eps: Tensor, abar: Tensor, t: int) -> Tensor:
+def add_given_noise(x0: Tensor, eps: Tensor, abar: Tensor, t: int) -> Tensor:
     """Return x_t of records (n, C, H, W) and their noise."""
     a = float(abar[t])
     return math.sqrt(a) * x0 + math.sqrt(1 - a) * eps

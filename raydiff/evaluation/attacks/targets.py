@@ -30,7 +30,7 @@ from raydiff.formats.metric_records import Metric, mean_metrics
 from raydiff.models.ddpm import Denoiser
 from raydiff.seeding import NoiseStream
 
-Roles = dict[str, Records]  # the arguments of `membership.attack`, as records
+Roles = dict[str, Records]  # the arguments of `membership.attack_membership`, as records
 Roled = dict[str, dict[str, Tensor]]  # scores (N, S) by attack, by role
 Scores = dict[str, Roled]  # by target
 SHARED = ("global", "global_uploaded", "pool")  # one model, trained on all clients' records
@@ -43,7 +43,7 @@ PLAIN_NAMES = {
 """(target, attack, name, role) -> plain name of the metric."""
 
 
-def check(names: Sequence[str]) -> None:
+def check_attack_names(names: Sequence[str]) -> None:
     """Raise ValueError for names that are no attack, or are those of derived ones."""
     if (
         taken := {membership.COMBINED, membership.BEST, DISTANCE}
@@ -52,7 +52,7 @@ def check(names: Sequence[str]) -> None:
         raise ValueError(f"attacks must not be called {min(taken)}, the name of a derived attack")
 
 
-def scores(
+def score_deployed(
     deployed: Deployed,
     client_records: Records,
     *,
@@ -89,7 +89,7 @@ def scores(
     }
     uploads = deployed.uploads
     if uploads is not None and uploads.sent is not None:
-        out["uploads"] = {DISTANCE: {k: distances(uploads, records) for k, records in matched.items()}}
+        out["uploads"] = {DISTANCE: {k: upload_distances(uploads, records) for k, records in matched.items()}}
         if (shared := deployed.targets.get("global")) is not None:
             sent = {role: uploads.sent.select(rows) for role, rows in halves.items()}
             out["global_uploaded"] = of_shared(
@@ -109,7 +109,7 @@ def _score_roles(target: Target, roles: Roles, chosen: Mapping[str, attacks.Atta
 
     def by_one(attack: attacks.Attack, z: Denoiser, records: Records) -> Tensor:
         # the same noise for all roles and trials
-        return attacks.scores(
+        return attacks.score_records(
             attack,
             z,
             records,
@@ -124,7 +124,7 @@ def _score_roles(target: Target, roles: Roles, chosen: Mapping[str, attacks.Atta
     return {name: {role: least(attack, r) for role, r in roles.items()} for name, attack in chosen.items()}
 
 
-def distances(uploads: Uploads, records: Records) -> Tensor:
+def upload_distances(uploads: Uploads, records: Records) -> Tensor:
     """Return min_i ||x~_i - E[upload of the candidate]|| over the client's uploads of its class, (N, 1) float64.
 
     For PFDM E is sqrt(abar_t0) CLIP(x). Infinite for a class of which the client uploaded nothing.
@@ -155,7 +155,7 @@ def summary(clients: Sequence[Scores]) -> list[Metric]:
         every = [{k: torch.cat([roles[k] for roles in of.values()], dim=1) for k in membership.ROLES} for of in each]
         each = [{**of, **membership.derived(columns)} for of, columns in zip(each, every, strict=True)]
         for name in (name for name in each[0] if all(name in of for of in each)):
-            of_clients = [membership.attack(**of[name]).metrics(target=target, attack=name) for of in each]
+            of_clients = [membership.attack_membership(**of[name]).metrics(target=target, attack=name) for of in each]
             metrics += mean_metrics(of_clients, complete=True)
     return [replace(m, shown=PLAIN_NAMES.get((m.target, m.attack, m.name, m.role), "")) for m in metrics]
 

@@ -54,7 +54,7 @@ def kernel(a: Tensor, b: Tensor, rng: torch.Generator) -> tuple[float, float]:
     return float(np.mean(estimates)), float(np.std(estimates, ddof=1))
 
 
-def halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def split_halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return positions of two disjoint halves of classes (N,), with `half_counts` records of each class."""
     a = b = torch.empty(0, dtype=torch.int64)
     for c, n in half_counts(classes).items():
@@ -84,7 +84,7 @@ def beside_halves(
         need = wanted.get(c, 0)
         if count != need:
             raise ValueError(f"samples must hold {need} of class {c}, as half of the reference does, got {count}")
-    both = halves(reference_classes, rng)
+    both = split_halves(reference_classes, rng)
     for name, group in groups.items():
         members = torch.tensor(list(group), dtype=torch.int64)
         a, b = (reference[half[torch.isin(reference_classes[half], members)]] for half in both)

@@ -117,7 +117,7 @@ def labels_per_class(labels: Tensor, count: int) -> Tensor:
     return torch.cat([of_class[torch.arange(count) % len(of_class)] for of_class in rows])
 
 
-def check(names: Sequence[str]) -> None:
+def check_classifier_names(names: Sequence[str]) -> None:
     """Raise ValueError unless these are classifiers, each named once."""
     if not {*names} <= NETWORKS.keys() or len({*names}) < len(names):
         raise ValueError(f"downstream must name some of {', '.join(NETWORKS)}, each once, got {' '.join(names)}")

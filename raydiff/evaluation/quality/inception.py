@@ -45,7 +45,7 @@ def find_weights(path: str | None) -> Path:
     return file
 
 
-def check(path: str | None) -> None:
+def check_weights(path: str | None) -> None:
     """Raise ValueError where `inception` would; does not use the accelerator."""
     _open_network(find_weights(path))
 

@@ -21,11 +21,11 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Gt, Lt
 
-from raydiff.cli.options import StorageOptions, parse_known, positional
+from raydiff.cli.options import StorageOptions, parse_command, positional
 from raydiff.data.tables.encode import Column
-from raydiff.data.tables.read import Encoded, RawTable, read
+from raydiff.data.tables.read import Encoded, RawTable, read_table
 from raydiff.experiment import overrides
-from raydiff.experiment.overrides import short
+from raydiff.experiment.overrides import format_value
 from raydiff.models.d3pm_kernel import CATEGORY_SCHEDULES, checked_alpha, schedule_named
 from raydiff.papers.discrete.audit_results import FILES, AuditResults
 from raydiff.papers.discrete.bound import Audit, ReleasedRows, audit_rows
@@ -91,14 +91,14 @@ def main(argv: Sequence[str]) -> int:
 def parse_arguments(argv: Sequence[str]) -> tuple[AuditOptions, RawTable]:
     """The options, and the table: --exclude and the like, or --data.exclude as a trial names it."""
     words = [re.sub(r"^--data\.(labels(?=$|=))?", lambda m: "--label" if m[1] else "--", word) for word in argv]
-    options, fields = parse_known(AuditOptions, words, __doc__, RawTable())
-    table: RawTable = overrides.override(RawTable(source=options.table), overrides.typed(RawTable(), fields))
+    options, fields = parse_command(AuditOptions, words, __doc__, RawTable())
+    table: RawTable = overrides.override(RawTable(source=options.table), overrides.parse_fields(RawTable(), fields))
     return options, table
 
 
 def audit_table(options: AuditOptions, config: RawTable) -> AuditResults:
     """Read the table and bound every record, before and after removals."""
-    encoded = read(config)
+    encoded = read_table(config)
     labels = None if options.unconditional or encoded.labels is None else encoded.labels.numpy()
     label = None if labels is None else encoded.mapping.label
     alpha = checked_alpha(schedule_named(options.schedule, options.rate), options.steps)
@@ -186,7 +186,11 @@ def _log(folder: Path, options: AuditOptions, config: RawTable, results: AuditRe
         name=options.out.name,
         tags=tags,
         artifacts=artifacts,
-        params={**table, "label": short(config.label), **{name: short(getattr(options, name)) for name in SETTINGS}},
+        params={
+            **table,
+            "label": format_value(config.label),
+            **{name: format_value(getattr(options, name)) for name in SETTINGS},
+        },
         metrics=metrics,
     )
     return f"logged to {mlflow_store.redact_passwords(uri)}: run {run}, artifact {folder.name}; {confidentiality}"

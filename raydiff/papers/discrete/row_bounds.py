@@ -29,4 +29,4 @@ def show_row_bounds(sweep: SweepView) -> str:
         return ""
     table["bound of 1 or more: says nothing"] = (table["records"] * table.pop("vacuous_share")).round().astype(int)
     table["largest bound on delta"] = table.pop("largest").map(format_bound)
-    return html.table(table.astype({"records": int})) + html.paragraph(NOTE)
+    return html.render_table(table.astype({"records": int})) + html.paragraph(NOTE)

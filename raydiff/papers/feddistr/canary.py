@@ -14,7 +14,7 @@ from raydiff.privacy.ledger import Ledger
 from raydiff.seeding import NoiseStream, generator
 
 
-def subject(method: FedDistr, public: Records | None) -> Subject | None:
+def feddistr_subject(method: FedDistr, public: Records | None) -> Subject | None:
     """The way of a client's prompts through its one upload; None where there is no noise."""
     if method.epsilon in (None, math.inf) or method.clip is None:
         return None

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from raydiff import seeding, tree
-from raydiff.cli.options import StorageOptions, parse_known
+from raydiff.cli.options import StorageOptions, parse_command
 from raydiff.data import datasets
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.data.picture_files import sample_grid
@@ -58,12 +58,12 @@ class Plan:
 
 def main(argv: Sequence[str]) -> int:
     """Read, train, save, draw, log."""
-    options, fields = parse_known(PretrainOptions, argv, __doc__, Plan())
-    plan: Plan = overrides.override(Plan(), overrides.typed(Plan(), fields))
+    options, fields = parse_command(PretrainOptions, argv, __doc__, Plan())
+    plan: Plan = overrides.override(Plan(), overrides.parse_fields(Plan(), fields))
     if options.out.exists():
         raise ValueError(f"{options.out} exists already: give another --out")
     torch.set_num_threads(plan.threads)
-    dataset = datasets.load(plan.data)
+    dataset = datasets.load_dataset(plan.data)
     plan.training.check(dataset.shape)
     if not len(dataset.splits["public"]):
         raise ValueError("there are no public records to train on: set data.public")
@@ -109,7 +109,7 @@ def _print_progress(name: str, done: int, steps: int, loss: float) -> None:
 
 def _draw(plan: Plan, dataset: Dataset, trained: Pretrained, out: Path) -> None:
     """samples.png: a row per label, of real, decoded and sampled pictures."""
-    model = latent.load(str(out))
+    model = latent.load_latent(str(out))
     rng = seeding.generator(plan.seed, "latent samples")
     public = dataset.splits["public"]
     rows = []
@@ -130,7 +130,7 @@ def _log(dataset: Dataset, options: PretrainOptions) -> str:
     tags = {
         "raydiff.kind": "latent",
         "raydiff.data": tree.digest(dataset.splits["public"].leaves)[:16],
-        "raydiff.latent": latent.load(str(out)).digest,
+        "raydiff.latent": latent.load_latent(str(out)).digest,
         "raydiff.privacy": "public split",
         **{f"raydiff.made_by.{k}": v for k, v in sweep_folder.code_version().items()},
     }

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from raydiff import lookup
-from raydiff.cli.options import parse
+from raydiff.cli.options import parse_options
 from raydiff.formats import rounding
 from raydiff.formats.tables import aligned
 from raydiff.models.schedules import SCHEDULES, Timesteps, alphas_bar
@@ -42,7 +42,7 @@ class CalibrateOptions:
 
 def main(argv: Sequence[str]) -> int:
     """Print the table."""
-    options = parse(CalibrateOptions, argv, __doc__)
+    options = parse_options(CalibrateOptions, argv, __doc__)
     lines = depth_lines(alphas_bar(lookup.resolve("--schedule", SCHEDULES, options.schedule)(), options.steps), options)
     print(
         f"PFDM at clip {options.clip:g}: epsilon {options.epsilon:g}, delta {options.delta:g} "

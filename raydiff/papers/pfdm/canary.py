@@ -13,7 +13,7 @@ from raydiff.privacy.ledger import Ledger
 from raydiff.seeding import NoiseStream, generator
 
 
-def subject(method: PFDM, public: Records | None) -> Subject | None:
+def pfdm_subject(method: PFDM, public: Records | None) -> Subject | None:
     """The way of canaries through one upload; None where there is no noise."""
     if method.epsilon is None or method.start == "noise":
         return None

@@ -13,7 +13,7 @@ from raydiff.data.source import Source
 from raydiff.data.source_registry import files
 
 
-def source(folder: Path | None, labels: Sequence[str]) -> Source:
+def read_colour_mnist(folder: Path | None, labels: Sequence[str]) -> Source:
     """MNIST with the digit drawn in one colour channel and zero in the others; labels (digit, colour).
 
     PFDM's Figure 6 shows client 1 with red 0, 1, 6, 7, 9 as majority and blue 2, 3, 4, 5, 8 as minority, and does not

@@ -17,7 +17,7 @@ from annotated_types import Ge
 from torch import Tensor
 
 from raydiff import seeding, tree
-from raydiff.cli.options import RunOptions, parse
+from raydiff.cli.options import RunOptions, parse_options
 from raydiff.data.picture_files import sample_grid
 from raydiff.data.records import Records, join_records
 from raydiff.experiment.trial import make_clients
@@ -49,7 +49,7 @@ class ReconstructOptions(RunOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Attack the run's uploads with each denoiser, print and save."""
-    options = parse(ReconstructOptions, argv, __doc__)
+    options = parse_options(ReconstructOptions, argv, __doc__)
     finished = options.open()
     method = method_of_run(finished)
     uploads, originals = load_uploads(finished, method, options.records)

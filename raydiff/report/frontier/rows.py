@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 
 from raydiff.formats.metric_records import AUC_CEILING, BYTES_UP, COMPARED, DETAILED, SECONDS, Metric
-from raydiff.formats.tables import short
+from raydiff.formats.tables import shorten_value
 from raydiff.lookup import distinguishing_fields
 from raydiff.privacy.ledger import Guarantee
-from raydiff.report.guarantees import guarantees
+from raydiff.report.guarantees import tabulate_guarantees
 from raydiff.report.load import Row, column, records
 
 DONE = ("finished", "stopped")  # outcomes that have a row; the other trials are listed below the table
@@ -33,12 +33,12 @@ NUMBERS = {
 ATTACKS = {name: metric for name, metric in NUMBERS.items() if metric.attack}
 
 
-def frontier(runs: pd.DataFrame, trials: pd.DataFrame, metrics: Mapping[str, Metric]) -> pd.DataFrame:
+def build_frontier(runs: pd.DataFrame, trials: pd.DataFrame, metrics: Mapping[str, Metric]) -> pd.DataFrame:
     """One row per setting and outcome, from `load.runs`, `name_trials` and `load.metrics`, in the trials' order.
 
     Columns: method; what was swept, under short names (text "none" where the field is empty, NaN where there is no such
-    field); cell; outcome, reason; n (seeds, splits); those of `guarantees.guarantees`; auc_ceiling (none where nothing
-    is sent); digests; the metric that ranks, of each group of classes, with `_std` and `_floor`, NUMBERS, and metrics
+    field); cell; outcome, reason; n (seeds, splits); those of `tabulate_guarantees`; auc_ceiling (none where nothing is
+    sent); digests; the metric that ranks, of each group of classes, with `_std` and `_floor`, NUMBERS, and metrics
     of other packages, with `_std`; attacks with `_low` and `_high` (95 %, of a single seed). Epsilon and auc_ceiling
     are the largest over seeds, other numbers means. A stopped trial's distances are from the validation split.
     """
@@ -47,7 +47,7 @@ def frontier(runs: pd.DataFrame, trials: pd.DataFrame, metrics: Mapping[str, Met
     averaged = pd.DataFrame({name: _measure_quality(runs, metric) for name, metric in quality.items()})
     for name, metric in {**NUMBERS, **select_added(metrics)}.items():
         averaged[name] = column(runs, f"final/{metric}")
-    each = trials.join([runs[["digest", "outcome", "reason"]], guarantees(runs), averaged])
+    each = trials.join([runs[["digest", "outcome", "reason"]], tabulate_guarantees(runs), averaged])
     each["auc_ceiling"] = column(runs, f"final/{AUC_CEILING}").mask(each["guarantee"].map(lambda g: g.nothing_sent))
     how: dict[str, Any] = {"n": ("digest", "size"), "digests": ("digest", " ".join)}
     how |= {
@@ -120,7 +120,7 @@ def name_arms(trials: pd.DataFrame, fields: Sequence[str]) -> pd.Series:
 
 def in_words(row: Row, names: Sequence[str]) -> str:
     """`schedule linear, epsilon 10`: the fields that the row has."""
-    return ", ".join(f"{name} {short(row[name])}" for name in names if row[name] is not None)
+    return ", ".join(f"{name} {shorten_value(row[name])}" for name in names if row[name] is not None)
 
 
 def has(runs: pd.DataFrame, path: str) -> pd.Series:
@@ -166,7 +166,7 @@ def mark_pareto(rows: pd.DataFrame, measure: str) -> list[bool]:
     best = []
     rows = rows.assign(definition=[guarantee.definition for guarantee in rows["guarantee"]])
     points = rows[(rows["outcome"] == "finished") & rows[["epsilon", measure]].notna().all(axis=1)]
-    for i, point in points[is_finite(points["epsilon"])].iterrows():
+    for i, point in points[has_finite_epsilon(points["epsilon"])].iterrows():
         # Epsilon 0 compares under any definition.
         comparable = (points["definition"] == point["definition"]) | (points["epsilon"] == 0)
         others = points.loc[comparable & (points["cell"] == point["cell"]), ["epsilon", measure]]
@@ -176,7 +176,7 @@ def mark_pareto(rows: pd.DataFrame, measure: str) -> list[bool]:
     return [i in best for i in rows.index]
 
 
-def is_finite(epsilons: pd.Series) -> pd.Series:
+def has_finite_epsilon(epsilons: pd.Series) -> pd.Series:
     """Whether each is neither 0 nor infinite."""
     return epsilons.between(0, math.inf, inclusive="neither")
 

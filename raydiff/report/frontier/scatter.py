@@ -10,8 +10,8 @@ import pandas as pd
 
 from raydiff.formats.intervals import half_width
 from raydiff.formats.metric_records import Metric
-from raydiff.formats.plots import COLOURS, LINES, MARKERS, legend, logarithmic, panels, save
-from raydiff.report.frontier.rows import DONE, is_finite, measure_in_words, name_arms, noise_floor
+from raydiff.formats.plots import COLOURS, LINES, MARKERS, legend, logarithmic, panels, save_figure
+from raydiff.report.frontier.rows import DONE, has_finite_epsilon, measure_in_words, name_arms, noise_floor
 from raydiff.report.guarantees import adversary, by_definition, described
 from raydiff.report.load import records
 
@@ -33,7 +33,7 @@ def draw(table: pd.DataFrame, measure: Metric, fields: Sequence[str], file: Bina
     settings that send nothing or have no guarantee at any epsilon are lines.
     """
     rows = table[table["outcome"].isin(DONE) & table["epsilon"].notna()]
-    cells = rows.loc[is_finite(rows["epsilon"]), "cell"].unique()[:MOST]
+    cells = rows.loc[has_finite_epsilon(rows["epsilon"]), "cell"].unique()[:MOST]
     if not len(cells):
         return
     rows = _style(rows, str(measure), fields)
@@ -56,7 +56,7 @@ def draw(table: pd.DataFrame, measure: Metric, fields: Sequence[str], file: Bina
     below = "\n".join(textwrap.fill(note.replace("delta ", "δ = "), 62 * columns) for note in notes)
     figure.supxlabel(below, fontsize=9)
     legend(figure, grid.flat, first=list(rows["label"].unique()))
-    save(figure, file)
+    save_figure(figure, file)
 
 
 def _style(rows: pd.DataFrame, measure: str, fields: Sequence[str]) -> pd.DataFrame:
@@ -66,7 +66,7 @@ def _style(rows: pd.DataFrame, measure: str, fields: Sequence[str]) -> pd.DataFr
     if len(by_definition(rows)) > 1:
         definitions = rows["guarantee"].map(lambda guarantee: guarantee.definition)
         series = series.where(definitions.isna(), series + ", " + definitions.fillna(""))
-    level = ~is_finite(rows["epsilon"]).groupby([series, arms]).transform("any")
+    level = ~has_finite_epsilon(rows["epsilon"]).groupby([series, arms]).transform("any")
     ends = rows["epsilon"].map(lambda epsilon: ", no guarantee" if epsilon == math.inf else ", nothing sent")
     series = series + ends.where(level, "")
     colours = pd.factorize(series)[0]
@@ -87,7 +87,7 @@ def _style(rows: pd.DataFrame, measure: str, fields: Sequence[str]) -> pd.DataFr
 
 def _range(epsilons: pd.Series) -> tuple[float, float, float]:
     """log10 of the two ends of the finite axis, and how wide the band of infinity is."""
-    finite = epsilons[is_finite(epsilons)]
+    finite = epsilons[has_finite_epsilon(epsilons)]
     low = math.log10(finite.min()) - MARGIN
     high = math.log10(finite.max()) + MARGIN
     return low, high, 0.3 * (high - low)

@@ -5,7 +5,7 @@ import textwrap
 
 import pandas as pd
 
-from raydiff.formats.tables import aligned, number, short, size, span, with_deviation
+from raydiff.formats.tables import aligned, number, shorten_value, size, span, with_deviation
 from raydiff.report.frontier.rows import DONE, is_target_epsilon, measure_in_words, noise_floor, select_added
 from raydiff.report.guarantees import adversary, by_definition, described, epsilons, shown
 from raydiff.report.load import Row, records
@@ -66,7 +66,7 @@ def cells(sweep: SweepView) -> pd.DataFrame:
     columns = {
         "": rows["pareto"].map({True: "*", False: ""}).mask(rows["outcome"] == "stopped", "o"),
         "method": rows["method"],
-        **{name: rows[name].map(short) for name in sweep.fields.values()},
+        **{name: rows[name].map(shorten_value) for name in sweep.fields.values()},
         "n": rows["n"].map(str) if rows["n"].max() > 1 else "-",
         **_format_epsilons(rows),
         **{header: [_format_mean(row, name) for row in items] for header, name in averaged.items()},

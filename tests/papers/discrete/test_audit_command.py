@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from reference import pdp_reference
 
-from raydiff.data.tables.read import RawTable, read
+from raydiff.data.tables.read import RawTable, read_table
 from raydiff.models.d3pm_kernel import Sigmoid
 from raydiff.papers.discrete import audit_command as audit
 from raydiff.papers.discrete.audit_results import AuditResults
@@ -85,7 +85,7 @@ def test_prints_and_saves(saved: tuple[Path, str]) -> None:
 def test_rows_hold_the_bound_of_algorithm_1(file: Path, saved: tuple[Path, str]) -> None:
     frame = pd.read_parquet(saved[0] / "records.parquet")
     assert frame["row"].tolist() == [row for row in range(60) if row != 7]
-    table = read(RawTable(source=str(file), label="income", bins=4))
+    table = read_table(RawTable(source=str(file), label="income", bins=4))
     release = ReleasedRows(kernel=Kernel(alpha=Sigmoid().alpha(5).tolist(), categories=4), samples=7, epsilon=0.5)
     assert table.labels is not None
     for label in (0, 1):  # each label's rows by themselves, as a model that is conditional on it knows them
@@ -99,7 +99,7 @@ def test_rows_hold_the_bound_of_algorithm_1(file: Path, saved: tuple[Path, str])
 
 def test_a_model_that_is_conditional_on_nothing(file: Path) -> None:
     results = audited(file, "--unconditional", "--epsilon", "0.5")
-    table = read(RawTable(source=str(file), label="income", bins=4)).codes.numpy()
+    table = read_table(RawTable(source=str(file), label="income", bins=4)).codes.numpy()
     release = ReleasedRows(kernel=Kernel(alpha=Sigmoid().alpha(5).tolist(), categories=4), epsilon=0.5)
     np.testing.assert_allclose(results.frame()["delta"], pdp_reference.deltas(table, release), rtol=1e-9)
     assert UNCONDITIONAL in results.caveats

@@ -155,7 +155,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
 
 def final(experiment: Experiment, folder: Path) -> dict[str, Any]:
     opened = open_trial(experiment, folder)
-    return list(trial.run(opened, trial.local_executor(opened)))[-1]
+    return list(trial.run_trial(opened, trial.local_executor(opened)))[-1]
 
 
 def test_clients_train_on_what_their_own_audit_leaves(experiment: Experiment, tmp_path: Path) -> None:
@@ -182,10 +182,10 @@ def test_a_trial_says_whose_rows_were_audited(experiment: Experiment, tmp_path: 
 def test_leaving_out_is_refused_where_a_guarantee_would_not_cover_it(experiment: Experiment) -> None:
     private = DPSGD(model=experiment.method.model, rounds=1, local=Training(steps=2, batch=8), epsilon=5.0)
     with pytest.raises(ValueError, match=r"audit.remove must be 0 where the method has epsilon, got 0\.1"):
-        trial.resolve(replace(experiment, method=private))
-    trial.resolve(replace(experiment, method=private, audit=RowAudit()))
+        trial.resolve_on_data(replace(experiment, method=private))
+    trial.resolve_on_data(replace(experiment, method=private, audit=RowAudit()))
     noisy = replace(private, epsilon=None, noise_multiplier=5.0)
     with pytest.raises(ValueError, match=r"audit.remove must be 0 where the method has noise_multiplier"):
-        trial.resolve(replace(experiment, method=noisy))
+        trial.resolve_on_data(replace(experiment, method=noisy))
     with pytest.raises(ValueError, match="'digits' is no table: audit must be none"):
-        trial.resolve(overrides.override(Experiment(), {"audit": RowAudit()}))
+        trial.resolve_on_data(overrides.override(Experiment(), {"audit": RowAudit()}))

@@ -23,7 +23,7 @@ from raydiff.papers.feddistr.latent.model import LatentModel
 from raydiff.papers.feddistr.method import FedDistr
 from raydiff.papers.feddistr.prompt_pool import PromptPool
 from raydiff.privacy.release import Gaussian, NonPrivate
-from raydiff.results.sampler import Card, Sampler, save
+from raydiff.results.sampler import Card, Sampler, save_sampler
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
@@ -197,7 +197,7 @@ def test_a_saved_sampler_has_the_latent_model_in_it(method: FedDistr, tmp_path: 
     last = run(own, [of_labels(0, 1), of_labels(2, seed=1)])[-1]
     labels = {"digit": tuple("0123456789")}
     card = Card(trial="t", seed=0, round=0, clients=(), labels=labels, shape=(1, 8, 8), about="the pool")
-    save(tmp_path / "sampler", card, own, server=last.sent, states={})
+    save_sampler(tmp_path / "sampler", card, own, server=last.sent, states={})
     asked = torch.tensor([[0], [1], [2]])
     expected = own.deploy(last.sent).sample(asked, generator(0))
     shutil.rmtree(tmp_path / "moved")

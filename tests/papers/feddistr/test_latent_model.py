@@ -22,7 +22,7 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.models.schedules import ScaledLinearBetas, alphas_bar
 from raydiff.papers.feddistr.latent import folder as latent_folder, model as latent
-from raydiff.papers.feddistr.latent.model import LatentDiffusion, LatentModel, load
+from raydiff.papers.feddistr.latent.model import LatentDiffusion, LatentModel, load_latent
 from raydiff.papers.feddistr.method import FedDistr
 
 SHAPE, LATENT = (1, 14, 14), (4, 7, 7)
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model(folder: Path) -> LatentDiffusion:
-    return load(str(folder))
+    return load_latent(str(folder))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def direct(model: LatentDiffusion, z_t: Tensor, t: Tensor, condition: Tensor) ->
 
 def test_stable_diffusions_schedule_is_ours(own: Path) -> None:
     latents.edit(own / "scheduler/scheduler_config.json", num_train_timesteps=1000, beta_start=0.00085, beta_end=0.012)
-    torch.testing.assert_close(load(str(own)).abar, alphas_bar(ScaledLinearBetas(), 1000), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(load_latent(str(own)).abar, alphas_bar(ScaledLinearBetas(), 1000), rtol=1e-4, atol=1e-7)
 
 
 def test_encoding_is_the_scaled_mean_and_decoding_its_inverse(model: LatentDiffusion, monkeypatch) -> None:
@@ -101,7 +101,7 @@ def test_epsilon_is_the_networks_output_given_prefix_and_words(model: LatentDiff
 
 def test_v_prediction_becomes_noise(own: Path, model: LatentDiffusion) -> None:
     latents.edit(own / "scheduler/scheduler_config.json", prediction_type="v_prediction")
-    other = load(str(own))
+    other = load_latent(str(own))
     assert other.prediction == "v_prediction" and other.digest != model.digest
     z_t, draws, v = rows(model, 6)
     abar = model.abar[draws["t"]].float().view(-1, 1, 1, 1)
@@ -171,7 +171,7 @@ class _Spy(torch.nn.Module):
 
 def message(name: str) -> str:
     with pytest.raises(ValueError) as error:
-        load(name)
+        load_latent(name)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -251,7 +251,7 @@ def test_pictures_that_do_not_fit(model: LatentDiffusion, tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"have 1 channels, not 3"):
         model.encode(torch.zeros(1, 3, 8, 8))
     with pytest.raises(ValueError, match=r"have 3 channels, not 1: set data\.colour=rgb"):
-        load(str(latents.write(tmp_path / "rgb", channels=3))).check((1, 8, 8))
+        load_latent(str(latents.write(tmp_path / "rgb", channels=3))).check((1, 8, 8))
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_name_of_the_hub_is_downloaded(folder: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, repository, timeout: None)
-    assert load("some/model") is load(str(folder))
+    assert load_latent("some/model") is load_latent(str(folder))
     assert asked["repository"] == "some/model" and asked["repo_type"] == "model"
     assert asked["allow_patterns"] == list(latent_folder.PATTERNS)
 
@@ -278,8 +278,8 @@ def test_a_name_of_the_hub_is_downloaded(folder: Path, monkeypatch: pytest.Monke
 def test_an_experiments_model_knows_its_weights(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(own.parent)
     held = LatentModel(path="model").for_data(SHAPE, (10, 2))
-    assert held == LatentModel(path=str(own), digest=load(str(own)).digest, shape=SHAPE, labels=(10, 2))
-    assert held.load() is load(str(own))
+    assert held == LatentModel(path=str(own), digest=load_latent(str(own)).digest, shape=SHAPE, labels=(10, 2))
+    assert held.load() is load_latent(str(own))
     with pytest.raises(ValueError, match=r"has changed since: its digest is \w{16}, not the recorded 0000"):
         replace(held, digest="0" * 64).load()
     with pytest.raises(ValueError, match="divisible by 2"):
@@ -294,7 +294,7 @@ def test_who_asks_for_its_shapes_alone_leaves_the_accelerator_alone(own: Path, m
         return {p.device.type for module in (of.vae, of.unet) for p in module.parameters()}
 
     method = FedDistr(model=LatentModel(path=str(own)), epsilon=None, clip=None, clusters=1, least=0)
-    resolved = trial.resolve(Experiment(method=method, data=Data(size=14), evaluation=None))
+    resolved = trial.resolve_on_data(Experiment(method=method, data=Data(size=14), evaluation=None))
     loaded = resolved.method.model.load()
     assert where(loaded) == {"cpu"}
     with pytest.raises(NotImplementedError, match="meta"):  # it has computed there, and has nothing to give
@@ -305,13 +305,13 @@ def test_who_asks_for_its_shapes_alone_leaves_the_accelerator_alone(own: Path, m
 def test_the_digest_is_over_weights_and_configs(own: Path, folder: Path, tmp_path: Path) -> None:
     copied = Path(shutil.copytree(own, tmp_path / "copied"))
     latents.edit(copied / "unet/config.json", _diffusers_version="0.1")
-    assert load(str(copied)).digest == load(str(folder)).digest
+    assert load_latent(str(copied)).digest == load_latent(str(folder)).digest
     latents.edit(own / "vae/config.json", scaling_factor=0.8)
-    assert load(str(own)).digest != load(str(folder)).digest
+    assert load_latent(str(own)).digest != load_latent(str(folder)).digest
     other = latents.write(tmp_path / "other", width=8)
     tokens = load_file(other / "tokens.safetensors")
     save_file({**tokens, "start": tokens["start"] + 1}, other / "tokens.safetensors")
-    assert load(str(other)).digest != load(str(folder)).digest
+    assert load_latent(str(other)).digest != load_latent(str(folder)).digest
 
 
 def test_without_a_path_it_says_how_to_make_one() -> None:
@@ -356,7 +356,7 @@ def with_text(own: Path) -> Path:
 def test_the_prompt_is_encoded_by_the_models_own_text_encoder(with_text: Path, model: LatentDiffusion) -> None:
     from transformers import CLIPTextModel
 
-    result = load(str(with_text))
+    result = load_latent(str(with_text))
     vocabulary = json.loads((with_text / "tokenizer/vocab.json").read_text())
     begin, end = vocabulary["<|startoftext|>"], vocabulary["<|endoftext|>"]
     photo = [vocabulary[c] for c in "phot"] + [vocabulary["o</w>"]]

@@ -26,7 +26,7 @@ def rng(seed: int = 0) -> torch.Generator:
 
 @pytest.fixture(scope="module")
 def public() -> datasets.Records:
-    return datasets.load(Data()).splits["public"].select(torch.arange(60))
+    return datasets.load_dataset(Data()).splits["public"].select(torch.arange(60))
 
 
 def train(public: datasets.Records, seed: int = 0, output: list[Any] | None = None) -> Pretrained:
@@ -54,7 +54,7 @@ def test_all_that_is_trained_moves(public: datasets.Records, made: Pretrained, m
 
 def test_a_saved_model_is_read_again(public: datasets.Records, made: Pretrained, tmp_path: Path) -> None:
     pretrain.save_pretrained(made, tmp_path / "m", images=public.images, card={"note": "x"})
-    model = latent.load(str(tmp_path / "m"))
+    model = latent.load_latent(str(tmp_path / "m"))
     assert torch.equal(model.prefix, made.prefix) and torch.equal(model.empty, torch.cat([made.prefix, made.empty]))
     assert torch.equal(model.start, made.words.mean(0)) and model.prediction == "epsilon" and model.timesteps == 1000
     read = {**tree.prefixed("vae", model.vae.state_dict()), **tree.prefixed("unet", model.unet.state_dict())}
@@ -62,7 +62,7 @@ def test_a_saved_model_is_read_again(public: datasets.Records, made: Pretrained,
     z = model.encode(public.images)
     assert float(z.double().std()) == pytest.approx(1, rel=1e-4)  # the scaling is 1 / their deviation
     assert json.loads((tmp_path / "m/card.json").read_text()) == {"note": "x"}
-    latent.check_disjoint(str(tmp_path / "m"), datasets.load(Data()).splits["test"].images)
+    latent.check_disjoint(str(tmp_path / "m"), datasets.load_dataset(Data()).splits["test"].images)
     with pytest.raises(ValueError, match="also in the public data the latent model was trained on: 60 of 60"):
         latent.check_disjoint(str(tmp_path / "m"), public.images)
 
@@ -70,7 +70,7 @@ def test_a_saved_model_is_read_again(public: datasets.Records, made: Pretrained,
 def test_the_denoiser_is_trained_as_it_is_used(public: datasets.Records, made: Pretrained, tmp_path: Path) -> None:
     """The loss in training and `LatentDiffusion.loss` are one: the same time, scale and order of the prompt."""
     pretrain.save_pretrained(made, tmp_path / "m", images=public.images, card={})
-    model = latent.load(str(tmp_path / "m"))
+    model = latent.load_latent(str(tmp_path / "m"))
     module = PromptedDenoiser((4, 4, 4), torch.zeros(1, 8), widths=TINY.widths, layers=TINY.layers)
     module.unet, module.prefix.data = model.unet, model.prefix
     module.table.data = torch.stack([made.words[0], made.empty[0]])

@@ -28,7 +28,7 @@ def test_a_short_run(tmp_path: Path, migrated: Path, monkeypatch, capsys: pytest
     assert "40 public records of scikit-learn's digits; 0 left out" in output
     assert "auto-encoder: step 2 of 2, loss" in output and "denoiser: step 2 of 2, loss" in output
     assert output.endswith(f"use it: --method.model.path {out}\n")
-    card, dataset = json.loads((out / "card.json").read_text()), datasets.load(Data(public=40))
+    card, dataset = json.loads((out / "card.json").read_text()), datasets.load_dataset(Data(public=40))
     public = tree.digest(dataset.splits["public"].leaves)
     assert (card["public_records"], card["left_out"], card["data_digest"]) == (40, 0, public)
     assert card["data"]["public"] == 40 and card["training"]["steps"] == 2 and card["words"] == 10
@@ -36,12 +36,12 @@ def test_a_short_run(tmp_path: Path, migrated: Path, monkeypatch, capsys: pytest
     assert hashes == tree.digests(dataset.splits["public"].images)
     with Image.open(out / "samples.png") as picture:
         assert picture.text["privacy"] == "public split" and picture.height == 10 * 9 * 4
-    model.load(str(out)).check((1, 8, 8))
+    model.load_latent(str(out)).check((1, 8, 8))
 
     client = mlflow_store.connect(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.get_experiment_by_name("raydiff-latent")
     (run,) = client.search_runs([experiment.experiment_id])
-    assert run.data.tags["raydiff.latent"] == model.load(str(out)).digest and run.info.status == "FINISHED"
+    assert run.data.tags["raydiff.latent"] == model.load_latent(str(out)).digest and run.info.status == "FINISHED"
     logged = {item.path for item in client.list_artifacts(run.info.run_id, "made")}
     assert {"made/model_index.json", "made/unet", "made/tokens.safetensors", "made/samples.png"} <= logged
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from sets import pictures, png, write
 
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import Data, load_dataset
 
 DIGITS: dict[str, Any] = {"train": 20, "public": 10, "validation": 0, "calibration": 0, "test": 10}
 
@@ -21,7 +21,7 @@ def tiny_mnist(root: Path) -> Path:
 
 def test_the_colour_goes_with_the_digit(tmp_path: Path) -> None:
     root = str(tiny_mnist(tmp_path))
-    grey, colour = (load(Data(name=name, root=root, **DIGITS)) for name in ("mnist", "colour-mnist"))
+    grey, colour = (load_dataset(Data(name=name, root=root, **DIGITS)) for name in ("mnist", "colour-mnist"))
     assert (colour.shape, colour.cardinalities) == ((3, 4, 4), (10, 2))
     assert (colour.label_columns, colour.label_names[1]) == (("digit", "colour"), ("red", "blue"))
     for split, records in colour.splits.items():

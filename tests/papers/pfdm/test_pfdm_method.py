@@ -13,7 +13,7 @@ from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round, Upload
-from raydiff.federated.rounds import LocalExecutor, Progress, rounds
+from raydiff.federated.rounds import LocalExecutor, Progress, run_rounds
 from raydiff.models import samplers
 from raydiff.models.ddpm import DDPM
 from raydiff.models.samplers import Sampling, denoise
@@ -251,7 +251,7 @@ def test_a_center_moves_what_is_clipped_and_not_what_is_guaranteed(method: PFDM)
 def test_each_start_gives_images_by_both_samplers(method: PFDM, changes: dict[str, Any]) -> None:
     method, public = replace(method, **changes), records(9)
     pool = LocalExecutor([Client(i, method, records(i, 40), keys=KEYS, public=public) for i in range(2)])
-    last = list(rounds(method, pool, keys=KEYS, public=public))[-1]
+    last = list(run_rounds(method, pool, keys=KEYS, public=public))[-1]
     deployed = Client(1, method, records(1, 40), keys=KEYS, public=public).deploy(last.sent, last.number)
     drawn = {name: sample(torch.arange(10)[:, None], generator(0)) for name, sample in deployed.samplers.items()}
     assert list(drawn) == ["ancestral", "ddim"] and not torch.equal(drawn["ancestral"], drawn["ddim"])

@@ -12,7 +12,7 @@ from raydiff.data.records import Records
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Method, Metrics, Round, Upload
-from raydiff.federated.rounds import LocalExecutor, Progress, rounds
+from raydiff.federated.rounds import LocalExecutor, Progress, run_rounds
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.networks import CLIENT
@@ -56,7 +56,7 @@ def two_kinds() -> Records:
 
 
 def run(method: Method) -> list[Progress]:
-    return list(rounds(method, pool(method), keys=KEYS))
+    return list(run_rounds(method, pool(method), keys=KEYS))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_with_frozen_zero_embeddings_it_is_fedavg(method: SPIRE, server: Params)
 def test_no_release_of_a_whole_run_holds_an_embedding(method: SPIRE) -> None:
     clients, whole = pool(method), method.trained_model.init(generator(0))
     states = []
-    for progress in rounds(method, clients, keys=KEYS):
+    for progress in run_rounds(method, clients, keys=KEYS):
         states.append([clients.state(i, progress.number) for i in range(3)])
         assert progress.server.keys() == whole.keys() - {CLIENT}
     assert len(clients.sent) == 9

@@ -174,7 +174,7 @@ def _chunked(call: Callable[[Tensor], Tensor], x: Tensor, pixels: int) -> Tensor
     return torch.cat([call(part.to(device())).cpu() for part in with_progress(x.split(max(1, PIXELS // pixels)))])
 
 
-def load(name: str) -> LatentDiffusion:
+def load_latent(name: str) -> LatentDiffusion:
     """The frozen model in a folder, or of owner/name of the hub; cached in the process.
 
     Raises ValueError where it is missing, damaged, pickled, or its parts do not fit together.
@@ -241,13 +241,13 @@ class LatentModel:
         return folders.locate_model(self.path)
 
     def load(self) -> LatentDiffusion:
-        """The model. Raises ValueError as the function `load` does, and if its digest is not the recorded one."""
+        """The model. Raises ValueError as `load_latent` does, and if its digest is not the recorded one."""
         if not self.path:
             raise ValueError(
                 "model.path names no latent diffusion model: give a folder or owner/name of the hub; raydiff "
                 "pretrain makes one of public records"
             )
-        model = load(self.path)
+        model = load_latent(self.path)
         if self.digest and model.digest != self.digest:
             raise ValueError(
                 f"the latent diffusion model in {self.path} has changed since: its digest is {model.digest[:16]}, "
