@@ -501,11 +501,14 @@ def test_labels_that_differ_raise_the_ceiling_by_their_total_variation(tiny: Exp
     test = dataset.splits["test"].labels[:, 0].bincount(minlength=10).double()
     mixes = [dataset.splits["train"].labels[part, 0].bincount(minlength=10).double() for part in parts]
     apart = float((mixes[0] / mixes[0].sum() - test / test.sum()).abs().sum() / 2)
-    assert _label_distance(resolved, [0]) == pytest.approx(apart) and apart > 0.2
+    assert _label_distance(resolved, resolved.evaluation, [0]) == pytest.approx(apart) and apart > 0.2
     each = [m / m.sum() for m in mixes]  # both have more records than are attacked
     together = float(((each[0] + each[1]) / 2 - test / test.sum()).abs().sum() / 2)
-    assert _label_distance(resolved, [0, 1]) == pytest.approx(together, abs=1e-12) and together < apart / 1.5
-    assert _label_distance(resolved, []) == 0
+    assert (
+        _label_distance(resolved, resolved.evaluation, [0, 1]) == pytest.approx(together, abs=1e-12)
+        and together < apart / 1.5
+    )
+    assert _label_distance(resolved, resolved.evaluation, []) == 0
 
 
 # --- Presets build, and their public numbers are what they say

@@ -150,7 +150,7 @@ def test_in_one_process_its_place_is_printed(tmp_path: Path, tiny: Experiment, m
         assert printed.wait(60)
 
     monkeypatch.setattr(one_process.estimate, "EVERY_S", 0.0)
-    monkeypatch.setattr(one_process.trial, "run", run)
+    monkeypatch.setattr(one_process.trial, "run_trial", run)
     monkeypatch.setattr(
         process, "print", lambda text, flush: printed.set() if text == "  round 3" else None, raising=False
     )

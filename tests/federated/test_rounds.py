@@ -40,7 +40,7 @@ def records_of(number: int, count: int = 3) -> Records:
 class Walk(Method):
     """A client's state counts its rounds; it sends the count, noised. The server lists what it got."""
 
-    run_rounds: int = 4
+    rounds: int = 4
     participating_rounds: int = 4
     init_key: str | None = "walk"
     private: bool = True

@@ -40,7 +40,7 @@ class Betrayed(FedAvg):
 
     model: Any = FromOne()
     local: Training = Training(steps=4, batch=4, optimizer="sgd", learning_rate=0.25, decay="constant")
-    run_rounds: int = 2
+    rounds: int = 2
     sends: Send | None = None
     """What a bad client makes of its update; None: it is honest."""
 

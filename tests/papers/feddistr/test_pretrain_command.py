@@ -52,6 +52,6 @@ def test_a_folder_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_learning_rate_that_is_too_high(tmp_path: Path) -> None:
-    arguments = [*SHORT, "--training.vae-learning-rate=1e38", "--no-mlflow", "--out", str(tmp_path / "out")]
+    arguments = [*SHORT, "--training.learning-rate=1e38", "--no-mlflow", "--out", str(tmp_path / "out")]
     with pytest.raises(ValueError, match=r"the loss became .*: lower the learning rate"):
         pretrain.main(arguments)
