@@ -255,7 +255,7 @@ def test_the_notebook_is_the_tutorial() -> None:
     assert code == [block.strip() for block in blocks(NOTEBOOK.PAGE)] and len(code) > 6
     assert "/tmp" not in printed(kept) and "image/png" in str(kept)
     page = NOTEBOOK.PAGE.read_text()
-    for line in ("epsilon 9.58 (per example", "0         LocalOnly           None   0.0000      2.941900"):
+    for line in ("epsilon 9.58 (per example", "0         LocalOnly            NaN   0.0000      2.941900"):
         assert line in page and line in printed(kept)
 
 
@@ -267,7 +267,7 @@ def test_the_notebook_runs(home: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     cells = json.loads((home / "out.ipynb").read_text())["cells"]
     kept = json.loads(NOTEBOOK.NOTEBOOK.read_text())["cells"]
-    certain = re.compile(r"LocalOnly +None +0.0000 +(\d\.\d+)|PFDM, steps \d+ +none +inf +(\d\.\d+)|(epsilon 9\.58.*)")
+    certain = re.compile(r"LocalOnly +NaN +0\.0000 +(\d\.\d+)|PFDM, steps \d+ +none +inf +(\d\.\d+)|(epsilon 9\.58.*)")
     for now, before in zip(certain.findall(printed(cells)), certain.findall(printed(kept)), strict=True):
         assert now == before or float("".join(now)) == pytest.approx(float("".join(before)), rel=1e-3)
     assert "image/png" in str(cells)
