@@ -77,25 +77,15 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
     return make_once
 
 
-TRAIN_CNN = features.train_cnn
-
-
-@pytest.fixture
-def whole_feature_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The feature network as users have it: for tests of published numbers."""
-    monkeypatch.setattr(features, "train_cnn", TRAIN_CNN)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def one_feature_network(once: Callable[[str, Callable[[Path], object]], Path]) -> Iterator[None]:
-    """Trials share the feature network of the same public records, trained for a tenth of its steps."""
+    """Trials share the feature network of the same public records."""
+    train = features.train_cnn
 
     def shared(records: Records, **settings: Any) -> Params:
         digest = tree.digest({**records.leaves, "labels": records.labels})
         key = hashlib.sha256(f"{digest} {sorted(settings.items())}".encode()).hexdigest()
-        path = once(
-            f"cnn-{key}", lambda path: path.write_bytes(dump_tensors(TRAIN_CNN(records, **{"steps": 40, **settings})))
-        )
+        path = once(f"cnn-{key}", lambda path: path.write_bytes(dump_tensors(train(records, **settings))))
         return load_tensors(path.read_bytes(), path)[0]
 
     with pytest.MonkeyPatch.context() as patch:

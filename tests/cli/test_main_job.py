@@ -18,7 +18,6 @@ a thousand steps that is as another seed. On one like that of the table nine dig
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("whole_feature_network")
 @pytest.mark.parametrize("method", ["LocalOnly", "PFDM", "FedAvg"])
 def test_the_numbers_without_noise_come_out_again(method: str, tmp_path: Path) -> None:
     """Noise is drawn from a sweep's own secret, so that what is noised never comes out again."""
