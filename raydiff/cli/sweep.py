@@ -113,6 +113,8 @@ def _choose(name: str | None, keywords: Mapping[str, Any], before: Chosen | None
     known, before_keywords = searchers.named(before) if before else ("", {})
     kept = before_keywords if name in (None, known) else {}
     chosen = name or known
+    if keywords and not chosen:
+        raise ValueError(f"--scheduler.{next(iter(keywords))} needs a --scheduler")
     return (chosen, {**kept, **keywords}) if chosen else None
 
 

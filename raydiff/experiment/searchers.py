@@ -124,7 +124,9 @@ class RandomSearch:
 
     adaptive = False
 
-    def __init__(self, space: Space, *, seed: int, stream: Sequence[str] = ("search",), **_: Any) -> None:
+    def __init__(
+        self, space: Space, *, seed: int, stream: Sequence[str] = ("search",), lower_is_better: bool = True
+    ) -> None:
         self._space = space
         self._seed = seed
         self._stream = stream

@@ -4,11 +4,14 @@ import contextlib
 import gc
 import os
 import signal
+import socket
 import stat
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,9 @@ NEEDS = (
     f"; it keeps a token in ~/.ray and sockets in RAY_TMPDIR (at most {MAX_FOLDER_CHARS} characters): set HOME and "
     "RAY_TMPDIR to folders that you may write, or RAY_AUTH_TOKEN_PATH to a file with 32 or more random letters"
 )
+# Ray 2.60 ends a driver 60 s after it has lost the head.
+HEAD_S = 30.0
+CHECK_HEAD_S = 5.0
 
 
 @contextlib.contextmanager
@@ -101,6 +107,30 @@ def list_nodes(*, without: Collection[str] = ()) -> dict[str, dict[str, float]]:
     if context.get_task_id() and (here := nodes.get(context.get_node_id())):  # A task or actor runs the sweep.
         here.update({k: here.get(k, 0) - v for k, v in context.get_assigned_resources().items()})
     return nodes
+
+
+@contextlib.contextmanager
+def watch_head(lost: Callable[[str], None]) -> Iterator[None]:
+    """Call `lost`, in a thread, with the reason, once Ray's head has not answered for HEAD_S."""
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    over = threading.Event()
+
+    def watch() -> None:
+        silent_since = None
+        while not over.wait(CHECK_HEAD_S):
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), CHECK_HEAD_S).close()
+                silent_since = None
+            except OSError:
+                silent_since = silent_since or time.monotonic()
+                if time.monotonic() - silent_since >= HEAD_S:
+                    return lost(f"Ray's head at {host}:{port} has not answered for {HEAD_S:g} s")
+
+    threading.Thread(target=copy_context().run, args=(watch,), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def explain_memory_kill() -> str:

@@ -1,11 +1,13 @@
 """The end of a sweep: outcomes of trials that began, the report, MLflow's last word, and how it ended."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
 from raydiff import process
+from raydiff.experiment import trial
 from raydiff.formats.json_files import outcomes, read_json
 from raydiff.results import chance, spent
 from raydiff.runtime import sweep_folder
@@ -64,6 +66,18 @@ class Finisher:
     folder: Path
     mlflow: Mlflow | None
     reporter: Reporter | None
+
+    def kill_open(self, reason: str) -> None:
+        """End the trials that began and have no outcome."""
+        for digest in sweep_folder.list_open_trials(self.folder):
+            trial.end_unfinished(self.folder / "trials" / digest, "killed", reason=reason)
+
+    def lose_head(self, reason: str) -> None:
+        """End the sweep from a second thread: the first may wait for Ray, which soon ends this process."""
+        self.kill_open(reason)
+        self.close_mlflow("KILLED", timeout_s=HURRY_S)
+        print(f"{reason}; continue on a new Ray with: {sweep_folder.resume_command(self.folder)}", flush=True)
+        os._exit(1)
 
     def report(self, ended: Ended) -> Ended:
         """Write the report, let MLflow have it, and say how the sweep continues. An interrupt cuts this short."""

@@ -127,15 +127,14 @@ def _run(planned: Planned, about: sweep_folder.Plan, finisher: Finisher) -> Ende
     """Begin the sweep and run its trials. After an interrupt, trials that began are killed."""
     begun = False
     try:
-        with _prepare(planned) as run:
+        with _prepare(planned, finisher.lose_head) as run:
             _begin(planned, about, finisher.mlflow)
             begun = True
             return run()
     except KeyboardInterrupt as e:
         if not begun:
             raise
-        for digest in sweep_folder.list_open_trials(planned.folder):
-            trial.end_unfinished(planned.folder / "trials" / digest, "killed", reason="interrupted")
+        finisher.kill_open("interrupted")
         return Ended(planned.folder, process.signal_of(e))
     except BaseException:  # The storage cannot be written any more, say, or code of the user's exits.
         if begun:
@@ -144,8 +143,11 @@ def _run(planned: Planned, about: sweep_folder.Plan, finisher: Finisher) -> Ende
 
 
 @contextlib.contextmanager
-def _prepare(planned: Planned) -> Iterator[Callable[[], Ended]]:
-    """Yield what runs the trials, in this process or on Ray. Raises ValueError where they cannot run."""
+def _prepare(planned: Planned, lost: Callable[[str], None]) -> Iterator[Callable[[], Ended]]:
+    """Yield what runs the trials, in this process or on Ray. Raises ValueError where they cannot run.
+
+    `lost` is called, in a thread, with the reason why Ray's head is gone.
+    """
     folder = planned.folder
     if _finished(planned):
         print(f"sweep {folder.name} is finished, nothing runs: its results are in {folder}", flush=True)
@@ -155,14 +157,19 @@ def _prepare(planned: Planned) -> Iterator[Callable[[], Ended]]:
             yield lambda: one_process.run_in_process(planned, place)
     else:
         from raydiff.runtime import tuner
-        from raydiff.runtime.cluster import join_cluster
+        from raydiff.runtime.cluster import join_cluster, watch_head
         from raydiff.runtime.follow import SweepProgress
 
         since = time.monotonic()
         with join_cluster() as nodes:
             slot = tuner.choose_slot(planned, nodes)
             print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
-            yield lambda: tuner.run_on_tune(planned, slot, SweepProgress(planned))
+
+            def run() -> Ended:
+                with watch_head(lost):
+                    return tuner.run_on_tune(planned, slot, SweepProgress(planned))
+
+            yield run
 
 
 def _finished(planned: Planned) -> bool:

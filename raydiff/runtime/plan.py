@@ -211,7 +211,9 @@ def _describe_tuned(study: Study, asked: SweepRequest) -> tuple[str, ...]:
 
 def _check(search: Search, base: Experiment, metric: Metric) -> None:
     check_space(base, search.space)
-    name, _ = named(search.searcher)
+    name, keywords = named(search.searcher)
+    if name == "grid" and keywords:
+        raise ValueError(f"the search grid takes no keywords, got {', '.join(keywords)}")
     if bool(search.space) != (name != "grid"):
         raise ValueError(f"the search {name} {'takes no sample' if search.space else 'needs a sample'}")
     if search.scheduler or is_adaptive(search.searcher):

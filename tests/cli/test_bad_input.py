@@ -65,6 +65,9 @@ REFUSED_BY_SWEEP = {
     "--scheduler asha --metric eval/fd_cnn/minor": "needs a metric of rounds over all classes",
     "--name it's": "name must be at most 200 letters",
     "--search optuna": "the search optuna needs a sample",
+    "--search.factor 2": "the search grid takes no keywords, got factor",
+    "--search random --search.factor 2 --sample clients=choice:2,4": "the search random refuses its arguments",
+    "--scheduler.worst 2": "--scheduler.worst needs a --scheduler",
     "--extend --name x": "--extend is for a sweep that exists",
 }
 Command = Callable[..., tuple[int, str, str]]

@@ -2,6 +2,8 @@
 
 import importlib
 import os
+import queue
+import socket
 import time
 from types import SimpleNamespace
 
@@ -61,6 +63,20 @@ def test_no_process_was_killed_for_lack_of_memory(workers, monkeypatch):
     rows = SimpleNamespace(get_worker_table=lambda: [row.SerializeToString() for row in (old, kill, other)])
     monkeypatch.setattr(cluster.ray._private.state.state, "_global_state_accessor", rows)
     assert cluster.explain_memory_kill() == f"Ray: Memory was 4 of 5 GB: {cluster.MORE_MEMORY}"
+
+
+def test_a_head_that_is_gone_is_reported_in_time(monkeypatch):
+    reasons = queue.Queue()
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        monkeypatch.setattr(cluster.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
+        monkeypatch.setattr(cluster, "HEAD_S", 0.05)
+        monkeypatch.setattr(cluster, "CHECK_HEAD_S", 0.01)
+        with cluster.watch_head(reasons.put):
+            head.accept()
+            assert reasons.empty()
+            head.close()
+            assert address in reasons.get(timeout=60)
 
 
 @pytest.mark.parametrize(("environment", "packs"), [({}, "0"), ({"RAY_ADDRESS": "h:1"}, None), ({UV: "1"}, "1")])

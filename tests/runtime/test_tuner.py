@@ -4,7 +4,9 @@ import contextlib
 import dataclasses
 import errno
 import math
+import os
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +21,7 @@ from raydiff.experiment.config import Runtime
 from raydiff.experiment.overrides import override
 from raydiff.models.training import Training
 from raydiff.runtime import cluster, coordinator, device_faults, launch, tuner
-from raydiff.runtime.finish import Ended
+from raydiff.runtime.finish import Ended, Finisher
 from raydiff.runtime.follow import SweepProgress
 from raydiff.runtime.place import Slot
 from raydiff.runtime.plan import serialize_experiment
@@ -132,7 +134,8 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
     monkeypatch.setattr(tuner, "choose_slot", lambda plan, nodes: tuner.slot_for(plan, nodes))
     monkeypatch.setattr(tuner, "_refit", full)
     monkeypatch.setattr(cluster, "join_cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
-    with launch._prepare(planned_as(tmp_path / "sweeps" / "s", [seeded(0)])) as run:
+    monkeypatch.setattr(cluster, "watch_head", contextlib.nullcontext)
+    with launch._prepare(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), print) as run:
         ended = run()
     assert "no trial can go on: a trial needs 1 GPU" in capsys.readouterr().out
     assert ended.code == 1
@@ -166,6 +169,16 @@ def test_a_signal_that_tune_takes_for_itself_ends_the_sweep_too(tmp_path):
         progress.setup()
         signal.raise_signal(signal.SIGUSR1)
     assert progress.interrupted == signal.SIGUSR1 and progress.ending
+
+
+def test_a_sweep_whose_ray_has_lost_its_head_ends_with_outcomes(tmp_path, tiny, monkeypatch, capsys):
+    this = trial.open_trial(tiny, tmp_path / "s")
+    (tmp_path / "s" / "sweep.json").write_text('{"command": ["raydiff", "sweep", "--name", "s"]}')
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit, match="1"):
+        Finisher(tmp_path / "s", None, None).lose_head("Ray's head has not answered")
+    assert (this.outcome()["outcome"], this.outcome()["reason"]) == ("killed", "Ray's head has not answered")
+    assert "raydiff sweep --name s --resume" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
